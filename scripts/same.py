@@ -48,7 +48,7 @@ STORED = ROOT / "tests" / "same.txt"
 HASH_LETTERS = 12
 ECHOED = {"schema", "made_by", "content_hash", "model", "cluster", "job", "runtime", "calibration"}
 """What an answer repeats of its question, of its files and of itself."""
-DEFAULTS = msgspec.to_builtins(Layout(engine=""))
+DEFAULTS = msgspec.to_builtins(Layout(engine="ddp")) | {"engine": ""}
 
 
 class Answered(NamedTuple):

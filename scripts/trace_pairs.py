@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from executor.measure.lines import Line
+from executor.measure.lines import FigureLine
 from executor.measure.trace import TraceReport, compared
 from planner.figures.comm import comm_volume
 from planner.figures.memory import memory_breakdown
@@ -109,7 +109,7 @@ def traced(pair: Pair, *, full: bool = False) -> TraceReport:
     return compared(plan, trace(plan, 0, full=full))
 
 
-def large_terms(report: TraceReport) -> list[Line]:
+def large_terms(report: TraceReport) -> list[FigureLine]:
     """Terms of the traced peak's phase that are a fiftieth of the peak or more, on either side."""
     threshold = LARGE * max(report.memory.peak.predicted or 0, report.memory.peak.measured or 0)
     return [

@@ -10,9 +10,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from planner.spec.engines import ENGINES
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("planner", "executor", "tui")
@@ -115,6 +119,48 @@ def test_a_face_starts_without_anything_heavy(module):
 
 def test_no_module_but_the_worker_s_loads_anything_heavy_when_imported():
     assert heavy_modules_after(f"import {', '.join([*PLANNER, *LIGHT_EXECUTOR])}") == set()
+
+
+ROOTS = ("planner.cli", "planner.studies.api", "executor", "tui")
+"""Where a user comes in: commands, the library, what runs a plan, and the explorer."""
+
+
+def named_modules(code: str, known: set[str]) -> set[str]:
+    """Modules of ours that code imports, at once or when it is called, or names in a text that is imported later."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Import(names=names):
+                found |= {one.name for one in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                found |= {module, *(f"{module}.{one.name}" for one in names)}
+            case ast.Constant(value=str(text)):
+                found.add(text.partition(":")[0])
+    return found & known
+
+
+def unreached(sources: dict[str, str]) -> set[str]:
+    """Modules of the planner that nothing at the roots leads to; an engine is imported by its name."""
+    known, seen = set(sources), set()
+    todo = [name for name in known if name.startswith(ROOTS) or name == "planner"]
+    todo += [f"planner.engines.{engine.replace('-', '_')}" for engine in ENGINES]
+    while todo:
+        name = todo.pop()
+        if name in known - seen:
+            seen.add(name)
+            todo += [name.rpartition(".")[0], *named_modules(sources[name], known)]
+    return {name for name in known - seen if name.startswith("planner.")} - {"planner.__main__"}
+
+
+SOURCES = {dotted(path): path.read_text() for path in modules(*PACKAGES)}
+
+
+def test_each_module_of_the_planner_serves_a_command_the_library_or_the_executor():
+    assert unreached(SOURCES) == set()
+
+
+def test_a_module_that_only_tests_use_would_be_seen():
+    assert unreached(SOURCES | {"planner.figures.judged": "import planner.spec"}) == {"planner.figures.judged"}
 
 
 WRITING = ("json", "hashlib", "planner.basics.tomltext", "planner.spec.inputs")
@@ -270,3 +316,77 @@ def test_a_writer_calls_the_functions_that_quote(name: str):
 )
 def test_a_way_of_writing_by_itself_would_be_seen(code: str, way: str):
     assert own_ways(code) == {way}
+
+
+# -- one name, one meaning -------------------------------------------------------------------------------------------
+
+
+def type_names(code: str) -> list[str]:
+    """Classes anywhere in a module, and the type aliases at its top level."""
+    tree = ast.parse(code)
+    names = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if is_type(value) and camel(name):
+                names.append(name)
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id="TypeAlias")):
+                names.append(name)
+    return names
+
+
+def camel(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper() and not name.isupper()
+
+
+def is_type(value: ast.expr) -> bool:
+    """Whether an assigned value is a type: `list[int]`, `A | B`, `NewType(...)`."""
+    match value:
+        case ast.Subscript(value=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name[:1].isupper() or name in ("dict", "frozenset", "list", "set", "tuple", "type")
+        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
+            return all(isinstance(one, ast.Name | ast.Constant) or is_type(one) for one in (left, right))
+        case ast.Call(func=ast.Name(id="NewType" | "NamedTuple" | "namedtuple")):
+            return True
+    return False
+
+
+def repeated(names: Iterable[str]) -> set[str]:
+    return {name for name, times in Counter(names).items() if times > 1}
+
+
+REPEATED = {
+    "Answer", "Asked", "Asking", "Attention", "Beside", "Collective", "Compute", "Device", "Errors", "Fits",
+    "Fitted", "Given", "Group", "Kind", "Line", "Load", "Measured", "Moved", "Node", "NotNegative", "Overlap",
+    "Parts", "Point", "Positive", "Product", "Ranking", "Rates", "Recipe", "Routed", "Row", "Rule", "Run", "Sample",
+    "Seen", "Share", "Stage", "Step", "Storage", "Sweep", "Tensor", "Tier", "Told", "Units", "Watch",
+}  # fmt: skip
+"""Names of types that two modules define for two things. The list only shrinks."""
+
+
+def test_a_type_s_name_is_defined_once():
+    assert repeated(name for path in modules(*PACKAGES) for name in type_names(path.read_text())) == REPEATED
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class _Twice: pass",
+        "class Outer:\n    class _Twice: pass",
+        "def make():\n    class _Twice: pass",
+        "_Twice = dict[str, int]",
+        "_Twice = Callable[[int], str]",
+        "_Twice = typing.Annotated[int, 1]",
+        "_Twice = Literal['a', 'b']",
+        "_Twice = int | None",
+        "_Twice = dict[str, int] | A | B",
+        "_Twice: TypeAlias = int",
+        "_Twice = NewType('_Twice', int)",
+    ],
+)
+def test_a_second_definition_of_a_type_s_name_would_be_seen(code: str):
+    assert repeated([*type_names("class _Twice: pass"), *type_names(code)]) == {"_Twice"}
+
+
+@pytest.mark.parametrize("code", ["TABLE = Literal['a']", "first = rows[0]", "both = LOW | HIGH", "Twice = Base()"])
+def test_a_value_is_not_taken_for_a_type(code: str):
+    assert type_names(code) == []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -222,3 +223,30 @@ def test_every_version_of_the_changelog_tells_its_changes_by_kind_and_first_what
         names = [section.partition("\n")[0] for section in sections]
         assert names == [kind for kind in KINDS if kind in names] != []
         assert "\n- " not in before
+
+
+FRAGMENT = re.compile(r"(\+[a-z0-9-]+|\d+)\.(breaking|feature|change|fix)\.md")
+
+
+def test_every_change_since_the_last_version_has_a_name_that_towncrier_gathers():
+    names = [path.name for path in (PROJECT / "changes").iterdir() if path.name != "README.md"]
+
+    assert [name for name in names if not FRAGMENT.fullmatch(name)] == []
+
+
+def test_a_release_gathers_changes_by_kind_above_the_versions_before(tmp_path):
+    for name in ("pyproject.toml", "CHANGELOG.md"):
+        shutil.copy(PROJECT / name, tmp_path)
+    (tmp_path / "changes").mkdir()
+    for name in ("+a.fix.md", "12.feature.md", "+b.breaking.md", "+c.change.md"):
+        (tmp_path / "changes" / name).write_text(f"Text of {name}.\n")
+
+    command = [sys.executable, "-m", "towncrier", "build", "--yes", "--version", "9.0.0"]
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    page = (tmp_path / "CHANGELOG.md").read_text()
+    newest = page.partition("\n## 9.0.0")[2].partition("\n## 0.1.0")[0]
+    assert (done.returncode, re.findall(r"^### (.+)$", newest, re.MULTILINE)) == (0, KINDS)
+    assert "- Text of 12.feature.md. (#12)" in newest
+    assert not list((tmp_path / "changes").iterdir())

@@ -41,7 +41,7 @@ class AccelerateBackend:
         return {CONFIG: "\n".join(lines) + "\n"}
 
     def drift(self, plan: Plan, folder: str) -> list[str]:
-        """What Accelerate's launcher makes of the file that the plan does not say."""
+        """Differences between the file as Accelerate's launcher reads it and the plan."""
         found = read_back("accelerate", folder, CONFIG)
         if "error" in found:
             return [f"{CONFIG}: Accelerate cannot read it: {found['error']}"]
@@ -59,7 +59,7 @@ class AccelerateBackend:
         return differences
 
     def environment(self, plan: Plan, folder: str) -> dict[str, str]:
-        """What Accelerate's launcher would export for this file."""
+        """The variables that Accelerate's launcher exports for this file."""
         found = readable("accelerate", "Accelerate", folder, CONFIG)
         return dict(sorted(found["environment"].items()))
 

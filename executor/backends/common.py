@@ -1,4 +1,4 @@
-"""What all backends need: rules that hold for our trainer, and reading a file back through its framework.
+"""Shared by all backends: rules that hold for the trainer, and reading a file back through its framework.
 
 The framework's parser runs in another process, so that this package never imports torch. Not here: any file.
 """
@@ -74,7 +74,7 @@ def _copies_unknown(case: Case) -> list[str]:
 
 
 def _blends_documents(case: Case) -> str:
-    """What of a model's attention stands in its own mask, so that the trainer's would lose it."""
+    """The feature of a model's attention that its own mask expresses and the trainer's document mask would lose."""
     if case.model.positions == "alibi":
         return "ALiBi"
     window = case.model.sliding_window
@@ -93,7 +93,9 @@ TRAINER: tuple[Rule, ...] = (
         name="experts of another family",
         field="family",
         holds=lambda case: case.model.moe is None or case.model.family in EXPERT_FAMILIES,
-        sentence=lambda case: f"of mixtures of experts {one_of(EXPERT_FAMILIES)} are trained, not {case.model.name}",
+        sentence=lambda case: (
+            f"the trainer supports the mixtures of experts {one_of(EXPERT_FAMILIES)}, not {case.model.name}"
+        ),
         fix=lambda case: "Use one of these, or a dense model",
     ),
     Rule(
@@ -110,7 +112,7 @@ TRAINER: tuple[Rule, ...] = (
         field="modules_to_save",
         holds=lambda case: not _copies_unknown(case),
         sentence=lambda case: (
-            f"{_copies_unknown(case)[0]} is no module beside the layers of {case.model.name} with a weight of its own"
+            f"{_copies_unknown(case)[0]} is not a module outside the layers of {case.model.name} with its own weight"
         ),
         fix=lambda case: "Leave it out, or use method=full",
     ),
@@ -118,7 +120,7 @@ TRAINER: tuple[Rule, ...] = (
         name="packed documents are not kept apart",
         field="packing",
         holds=lambda case: case.job.packing != "packed" or not _blends_documents(case),
-        sentence=lambda case: f"{case.model.name} has {_blends_documents(case)}, which a mask of documents replaces",
+        sentence=lambda case: f"{case.model.name} has {_blends_documents(case)}, which the document mask replaces",
         fix=lambda case: "Use packing=padded",
     ),
     Rule(
@@ -183,7 +185,7 @@ def read_back(framework: str, folder: str, config: str) -> dict[str, Any]:
     return _read_back(framework, str(path.resolve()), stat.st_mtime_ns, stat.st_size)
 
 
-Reader = Callable[[str, str], "CompletedProcess[str]"]
+RunReader = Callable[[str, str], "CompletedProcess[str]"]
 """What executor.worker.readback says of a file (framework, path). TimeoutError where the framework gives no answer."""
 
 
@@ -198,11 +200,11 @@ def in_a_process(framework: str, path: str) -> CompletedProcess[str]:
         raise TimeoutError from None
 
 
-_reader: ContextVar[Reader] = ContextVar("reader", default=in_a_process)
+_reader: ContextVar[RunReader] = ContextVar("reader", default=in_a_process)
 
 
 @contextmanager
-def read_by(reader: Reader) -> Iterator[None]:
+def read_by(reader: RunReader) -> Iterator[None]:
     """Inside, files are read back by this reader."""
     before = _reader.set(reader)
     try:

@@ -47,14 +47,14 @@ RULES: tuple[Rule, ...] = (
         name="experts under DeepSpeed",
         field="model",
         holds=lambda case: case.model.moe is None,
-        sentence=lambda case: f"ZeRO was not tried with a mixture of experts, which {case.model.name} is",
+        sentence=lambda case: f"ZeRO is not tested with mixtures of experts, and {case.model.name} is one",
         fix=lambda case: "Use engine fsdp2",
     ),
     Rule(
         name="family without a pipeline",
         field="pp",
         holds=lambda case: (case.layout.pp == 1) | (case.model.family in PIPELINE_FAMILIES),
-        sentence=lambda case: f"the trainer cuts {one_of(PIPELINE_FAMILIES)} into stages, not {case.model.family}",
+        sentence=lambda case: f"the trainer splits {one_of(PIPELINE_FAMILIES)} into stages, not {case.model.family}",
         fix=lambda case: "Use pp=1",
     ),
     Rule(
@@ -62,7 +62,7 @@ RULES: tuple[Rule, ...] = (
         field="tp",
         holds=lambda case: (case.layout.tp == 1) | (case.model.family in TENSOR_FAMILIES),
         sentence=lambda case: (
-            f"under AutoTP {one_of(TENSOR_FAMILIES)} are trained, and {case.model.name} is a {case.model.family}"
+            f"AutoTP supports {one_of(TENSOR_FAMILIES)}, and {case.model.name} is a {case.model.family}"
         ),
         fix=_without_tp,
     ),
@@ -79,8 +79,7 @@ RULES: tuple[Rule, ...] = (
         field="cp",
         holds=lambda case: (case.layout.cp == 1) | (case.model.family in TENSOR_FAMILIES),
         sentence=lambda case: (
-            f"{one_of(TENSOR_FAMILIES)} are trained with shared sequences, and {case.model.name} is a "
-            f"{case.model.family}"
+            f"Ulysses supports {one_of(TENSOR_FAMILIES)}, and {case.model.name} is a {case.model.family}"
         ),
         fix=_without_cp,
     ),
@@ -88,7 +87,7 @@ RULES: tuple[Rule, ...] = (
         name="adapters under Ulysses",
         field="method",
         holds=lambda case: (case.layout.cp == 1) | (case.job.method == "full"),
-        sentence=lambda case: "ranks that share sequences were tried with full training alone",
+        sentence=lambda case: "Ulysses is tested with full training only",
         fix=_without_cp,
     ),
     Rule(
@@ -96,7 +95,9 @@ RULES: tuple[Rule, ...] = (
         field="precision",
         # BaseOptimizer._configure_master_weights of 0.19.8 asserts DeepSpeedCPUAdam there; ours is torch's fused step.
         holds=lambda case: case.job.precision != "pure-bf16" or not case.layout.offload_optimizer,
-        sentence=lambda case: "DeepSpeed offloads bf16 states only with an optimizer of its own, not built here",
+        sentence=lambda case: (
+            "DeepSpeed offloads bf16 states only with its own optimizer, which the trainer does not build"
+        ),
         fix=lambda case: "Use precision=bf16, or offload_optimizer=false",
     ),
 )
@@ -139,7 +140,7 @@ def configuration(plan: Plan) -> dict[str, Any]:
     if layout.engine == "deepspeed-pipeline":
         # Off, every tensor rank sends its neighbour the whole hidden states; nothing is gathered on the other side.
         split = {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
-    # ZeRO sums micro-batches in bf16, as DeepSpeed does left to itself: told otherwise it takes another optimizer at
+    # ZeRO sums micro-batches in bf16, as DeepSpeed does by default: with fp32 sums it takes another optimizer at
     # stage 1 (engine.py, _do_optimizer_sanity_check), the one that pipelines run anyway.
     wide = job.precision == "bf16" and layout.engine == "deepspeed-pipeline"
     sums: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}} if wide else {}

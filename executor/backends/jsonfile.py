@@ -34,13 +34,13 @@ class JsonBackend:
         return {self.config: json.dumps({NOTE: note} | self.configuration(plan), indent=2) + "\n"}
 
     def drift(self, plan: Plan, folder: str) -> list[str]:
-        """What the framework's parser makes of the file that the plan does not say."""
+        """Differences between the file as the framework's parser reads it and the plan."""
         found, expected = read_back(self.name, folder, self.config), self.configuration(plan)
         if "error" in found:
             return [f"{self.config}: {self.title} cannot read it: {found['error']}"]
         extra = sorted(set(found["keys"]) - set(_keys(expected)) - {NOTE})
-        told = [f"{key} is set, the plan does not set it" for key in extra]
-        return [f"{self.config}: {one}" for one in told + _differences(expected, found["effective"], "")]
+        extras = [f"{key} is set, the plan does not set it" for key in extra]
+        return [f"{self.config}: {one}" for one in extras + _differences(expected, found["effective"], "")]
 
     def environment(self, plan: Plan, folder: str) -> dict[str, str]:
         """Nothing: the framework is configured by its file alone, which must parse."""

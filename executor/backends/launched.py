@@ -23,7 +23,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     way_out: str  # what a script has to do to train in it
     traced: bool = False  # whether its modules can be built in one process, beside the axes it splits
     selective: bool = False  # whether its selective recomputation was trained against one process
-    told_of_gpus: bool = False  # whether Accelerate has to be told to take a GPU's path on CPUs
+    forced_to_gpus: bool = False  # whether Accelerate needs to be forced onto a GPU's path on CPUs
     variables: Mapping[str, str] = {}  # a script's, {file} being the framework's configuration
     shared_bytes: int = 0  # of one rank in /dev/shm on CPUs
     units: Mapping[str, str] = {}  # operation -> unit of what no module sends
@@ -75,7 +75,7 @@ LAUNCHED = {
         way_out="Let Accelerator() take its configuration from the environment, or call fully_shard",
         traced=True,
         selective=True,
-        told_of_gpus=True,
+        forced_to_gpus=True,
     ),
     "deepspeed": msgspec.structs.replace(
         _DEEPSPEED,
@@ -98,7 +98,7 @@ LAUNCHED = {
     ),
     "transformers-tp": Launched(
         worker="executor.worker.engines.transformers_tp:TransformersTpEngine",
-        on_cpu={"CUDA_VISIBLE_DEVICES": ""},  # it takes any accelerator that torch shows, and asks nobody
+        on_cpu={"CUDA_VISIBLE_DEVICES": ""},  # it takes any accelerator that torch shows, without a setting
         wrapper="tensor parallelism (DTensor weights)",
         shows_as=("fsdp2", "dtensor"),
         way_out="Give from_pretrained the distributed_config of config/distributed.json",

@@ -35,8 +35,8 @@ RULES: tuple[Rule, ...] = (
         field="tp",
         holds=lambda case: (case.layout.tp == 1) | (case.model.family in FAMILIES and case.model.moe is None),
         sentence=lambda case: (
-            f"under Transformers' plan {one_of(FAMILIES)} are trained, and {case.model.name} is a {case.model.family}"
-            + (" with experts" if case.model.moe else "")
+            f"Transformers' tensor parallelism supports {one_of(FAMILIES)}, and {case.model.name} is a "
+            f"{case.model.family}" + (" with experts" if case.model.moe else "")
         ),
         fix=_without,
     ),
@@ -44,7 +44,7 @@ RULES: tuple[Rule, ...] = (
         name="experts of another family apart",
         field="ep",
         holds=lambda case: (case.layout.ep == 1) | (case.model.family in EXPERTS_APART),
-        sentence=lambda case: f"experts of {one_of(EXPERTS_APART)} are spread, not those of a {case.model.family}",
+        sentence=lambda case: f"expert parallelism supports {one_of(EXPERTS_APART)}, not {case.model.family}",
         fix=lambda case: f"Use engine fsdp2 with ep=1 dp_shard={case.layout.dp_shard}",
     ),
     accepts("method", ("full",), "split weights are launched for full training"),

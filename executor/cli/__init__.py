@@ -182,8 +182,8 @@ def run(
     bad_loss = badloss.policy(on_bad_loss, loss_spike, spike_window, max_skips)
     if script and (steps or data or save_weights or checkpoint_every or bad_loss or profile is not None):
         raise click.UsageError(
-            "--steps, --data, --save-weights, --checkpoint-every, --on-bad-loss and --profile are the built-in "
-            "trainer's; give --script its own after --"
+            "--steps, --data, --save-weights, --checkpoint-every, --on-bad-loss and --profile apply to the "
+            "built-in trainer; give --script its own options after --"
         )
     if sbatch and launcher != "slurm":
         raise click.UsageError("--sbatch is for a job of Slurm: add --launcher slurm")
@@ -194,18 +194,18 @@ def run(
         raise click.UsageError("--master and --remote-dir are for a host file: add --hosts FILE")
     if max_restarts and launcher == "slurm":
         raise click.UsageError(
-            "--max-restarts is for runs here or by ssh: Slurm itself starts a job again that loses a node (requeue), "
-            "and with --checkpoint-every it goes on"
+            "--max-restarts applies to runs here or over ssh: Slurm itself requeues a job that loses a node, and with "
+            "--checkpoint-every the job resumes"
         )
     if max_restarts and script:
-        raise click.UsageError("--max-restarts is for the built-in trainer: leave it out")
+        raise click.UsageError("--max-restarts applies to the built-in trainer: leave it out")
     if output and not dry_run:
-        raise click.UsageError("--output is where --dry-run writes; a run has --run-dir")
+        raise click.UsageError("--output is for --dry-run; a run takes --run-dir")
     tolerances = lines.parse_tolerances(tolerance)
     plan = read_plan(plan_file)
     if not script and (output or not dry_run):
         plan = meant(plan, random_weights=random_weights, demo_data=demo_data, data=data is not None)
-    options = launch.Options(
+    options = launch.RunOptions(
         run_dir=run_dir or output or rundir.default_folder(plan),
         nodes=plan.cluster.nodes if nodes is None else nodes,
         hosts=hosts,
@@ -256,7 +256,7 @@ def run(
 @cli_options.TOLERANCE
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool) -> int:
-    """Predicted against measured, line by line, from the folder RUN alone."""
+    """Compare what RUN measured with its prediction, line by line, from its folder alone."""
     tolerances = lines.parse_tolerances(tolerance)
     built = reports.build(folder)
     outside = reports.check(built, tolerances) if judge else None
@@ -271,7 +271,7 @@ def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool)
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def status(folder: Path, as_json: bool) -> int:
-    """How RUN stands: running, or ended and how. Nothing is ended or written: executor stop cleans up."""
+    """State of RUN: running, or how it ended. Only reads: executor stop cleans up."""
     stands = standing(folder)
     if as_json:
         found = {"schema": "status/1", "run_dir": str(folder), "status": stands.status, "processes": stands.processes}
@@ -287,9 +287,9 @@ def main() -> None:
 
 
 def _dry_run(
-    plan: Plan, options: launch.Options, by: tuple[str, bool], sbatch: tuple[str, ...], as_json: bool
+    plan: Plan, options: launch.RunOptions, by: tuple[str, bool], sbatch: tuple[str, ...], as_json: bool
 ) -> tuple[str | bytes, Callable[[Path], list[str]]]:
-    """What a dry run shows, and what writes its files into a folder and says their names."""
+    """The text of a dry run, and the function that writes its files into a folder and returns their names."""
     launcher, by_ssh = by
     if launcher == "slurm":
         from executor.run import slurm_run

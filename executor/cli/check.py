@@ -20,7 +20,7 @@ from executor.hosts.checks import check as checking
 from executor.hosts.checks import table
 from executor.hosts.fleet import fleet_of
 from executor.preflight.preflight import PREFLIGHT, visible_gpus
-from executor.run.prepare import Options, decided
+from executor.run.prepare import RunOptions, decided
 from planner.basics.saying import say
 from planner.spec import inputs
 from planner.spec.plan import read_plan
@@ -39,12 +39,17 @@ from planner.spec.plan import read_plan
 @cli_options.REMOTE_DIR
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run folder would be made.")
 @click.option(
-    "--save-weights/--no-save-weights", default=True, help="Ask for the weights' room on the disk.", show_default=True
+    "--save-weights/--no-save-weights",
+    default=True,
+    help="Check that the disk has room for the weights.",
+    show_default=True,
 )
 @click.option("--data", type=click.Path(path_type=Path), help="Text, .jsonl or .bin file, instead of the plan's.")
 @cli_options.ENV
-@click.option("--all-reduce/--no-all-reduce", default=True, show_default=True, help="Start all ranks for a moment.")
-@click.option("--debug-network", is_flag=True, help="Start them with the networks' own debugging on.")
+@click.option(
+    "--all-reduce/--no-all-reduce", default=True, show_default=True, help="Start all ranks for one all-reduce."
+)
+@click.option("--debug-network", is_flag=True, help="Enable the debug logs of NCCL and torch in it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def check(
     plan_file: Path,
@@ -66,7 +71,7 @@ def check(
     plan = read_plan(plan_file)
     wanted = plan.cluster.nodes if nodes is None else nodes
     machines = fleet_of(hosts, plan, wanted, cli_output.tell).used if hosts else ()
-    options = Options(
+    options = RunOptions(
         run_dir=run_dir or rundir.default_folder(plan),
         nodes=wanted,
         data=data,
@@ -88,7 +93,7 @@ def check(
     else:
         ranks = made.ranks
         if whole.cluster.gpu.kind == "cuda" and made.processes <= visible_gpus() < ranks:
-            cli_output.tell(f"this machine is asked as one of {wanted} nodes, for {made.processes} of {ranks} ranks")
+            cli_output.tell(f"this machine is checked as one of {wanted} nodes, for {made.processes} of {ranks} ranks")
             ranks = made.processes
         found = ask(checking.ThisMachine(), ranks=ranks)
     say(table.as_json(found, names, made.plan) if as_json else table.as_text(found, names))

@@ -17,7 +17,7 @@ from executor.folder import checkpoint_policy
 from executor.preflight.meant import meant
 from executor.run import export as exports
 from executor.run import launch_export
-from executor.run.prepare import Options
+from executor.run.prepare import RunOptions
 from planner.basics import command
 from planner.basics.quoting import for_shell
 from planner.basics.saying import say
@@ -41,8 +41,8 @@ from planner.spec.plan import read_plan
 @click.option("--force", is_flag=True, help="Replace the model that DIR holds.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: float, force: bool, as_json: bool) -> int:
-    """Write what RUN trained to DIR as one model that Transformers' from_pretrained loads, or as peft's adapters."""
-    options = exports.Options(merge=merge, dtype=dtype, shard_gb=shard_gb, force=force)
+    """Write RUN's trained weights to DIR as one model for Transformers' from_pretrained, or as peft's adapters."""
+    options = exports.ModelOptions(merge=merge, dtype=dtype, shard_gb=shard_gb, force=force)
     written = exports.export(run, folder, options)
     if as_json:
         say(msgspec.json.encode(written))
@@ -59,7 +59,7 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
 @click.command("export-launch")
 @click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
 @click.argument("script_arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--to", type=click.Choice(get_args(launch_export.Target)), required=True, help="What is to start it.")
+@click.option("--to", type=click.Choice(get_args(launch_export.Target)), required=True, help="What starts the job.")
 @click.option("-o", "--output", type=command.NewPath(), required=True, metavar="DIR", help="A new folder.")
 @click.option("--sbatch", multiple=True, metavar="NAME[=VALUE]", help="slurm: an option of the job. Repeatable.")
 @click.option("--image", metavar="NAME", help="kubernetes: the image that every pod runs.")
@@ -69,8 +69,10 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
     metavar="NAME=PATH",
     help="kubernetes, skypilot: a volume of every node; at /runs it keeps what the run writes. Repeatable.",
 )
-@click.option("--accelerator", metavar="NAME", help="skypilot: its name of the GPU, where it is not known here.")
-@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the ranks this variable too. Repeatable.")
+@click.option(
+    "--accelerator", metavar="NAME", help="skypilot: SkyPilot's name of the GPU, if meshwright does not know it."
+)
+@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Environment variable of the ranks. Repeatable.")
 @cli_options.RANDOM_WEIGHTS
 @cli_options.DEMO_DATA
 @click.option(
@@ -88,7 +90,7 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
     type=click.IntRange(0, 100),
     default=0,
     show_default=True,
-    help="kubernetes, skypilot: start all nodes again so often after a failure, from the newest checkpoint.",
+    help="kubernetes, skypilot: restarts of all nodes after a failure, from the newest checkpoint.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def export_launch(
@@ -112,19 +114,19 @@ def export_launch(
     max_restarts: int,
     as_json: bool,
 ) -> int:
-    """Write what Slurm, Kubernetes (JobSet) or SkyPilot needs to run PLAN. Nothing is started, and no GPU is needed."""
+    """Write the files that run PLAN under Slurm, Kubernetes (JobSet) or SkyPilot. Starts nothing and needs no GPU."""
     if script_arguments and script is None:
         raise click.UsageError(f"unexpected {script_arguments[0]!r}: only --script takes further arguments")
     if script and (save_weights or checkpoint_every or max_restarts):
         raise click.UsageError(
-            "--save-weights, --checkpoint-every and --max-restarts are the built-in trainer's: leave them out"
+            "--save-weights, --checkpoint-every and --max-restarts apply to the built-in trainer: leave them out"
         )
     plan = read_plan(plan_file)
     if script is None:
         plan = meant(plan, random_weights=random_weights, demo_data=demo_data, exported=True)
-    asked = launch_export.Asked(sbatch=sbatch, image=image, claims=claim, accelerator=accelerator)
+    asked = launch_export.ExportOptions(sbatch=sbatch, image=image, claims=claim, accelerator=accelerator)
     every = checkpoint_policy.NEVER if checkpoint_every is None and not asked.keeps_runs(to) else checkpoint_every
-    options = Options(
+    options = RunOptions(
         run_dir=output,
         nodes=plan.cluster.nodes,
         save_weights=save_weights is not False and script is None,

@@ -27,14 +27,20 @@ from planner.basics.saying import say
     callback=command.finite,
     default=0.0,
     show_default=True,
-    help="0 takes the likeliest token each time; 1 draws as the model says.",
+    help="0 always takes the likeliest token; 1 samples from the model's distribution.",
 )
-@click.option("--tokens", type=click.IntRange(1, 1_000_000), default=256, show_default=True, help="Most to write.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of what is drawn.")
-@click.option("--plain", is_flag=True, help="The prompt begins a text, and is no turn of a chat.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 1_000_000),
+    default=256,
+    show_default=True,
+    help="Tokens to generate at most.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the sampling.")
+@click.option("--plain", is_flag=True, help="Continue the prompt as text, not as a turn of a chat.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def generate(folder: Path, prompt: str, temperature: float, tokens: int, seed: int, plain: bool, as_json: bool) -> int:
-    """What the model in FOLDER, which executor export wrote, answers to PROMPT."""
+    """Generate text from PROMPT with the model in FOLDER, which executor export wrote."""
     adapters = (folder / "adapter_config.json").is_file()
     if not adapters and not (folder / "config.json").is_file():
         fix = "Give the folder that executor export RUN FOLDER wrote"

@@ -21,28 +21,28 @@ from planner.basics.saying import say
 
 @click.command()
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--node-rank", type=int, metavar="N", help="Which node this host is, from 0.")
+@click.option("--node-rank", type=int, metavar="N", help="Number of this node, from 0.")
 @click.option(
     "--master", metavar="HOST[:PORT]", help="Node 0 as every node reaches it; node 0 itself may leave it out."
 )
-@click.option("--slurm", "by_slurm", is_flag=True, help="Read both from what Slurm tells a task that srun started.")
+@click.option("--slurm", "by_slurm", is_flag=True, help="Read rank and master from the environment of a task of srun.")
 @click.option(
     "--env",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="Give this node's ranks this variable too; without a value, this host's own. Repeatable.",
+    help="Environment variable of this node's ranks; without a value, this host's. Repeatable.",
 )
 @click.option(
     "--resolve-timeout",
     type=click.FloatRange(min=0),
     default=0.0,
-    help="Seconds that node 0's name may take to resolve, where names come and go with pods.",
+    help="Seconds to wait for node 0's name to resolve, as that of a new pod.",
 )
 @click.option(
     "--start",
     metavar="WORD",
-    help="The word of this start, the same on every node: where RUN writes checkpoints and had a start of another word,"
-    " it goes on from the newest. With --slurm it is the job's.",
+    help="A word for this start, the same on every node. Where RUN writes checkpoints and an earlier start had another "
+    "word, the run resumes from the newest. Default with --slurm: the job's.",
 )
 @cli_options.MEET_TIMEOUT
 @cli_options.DEBUG_NETWORK
@@ -59,7 +59,7 @@ def join(
     debug_network: bool,
     as_json: bool,
 ) -> int:
-    """Be node N of the run in RUN, a folder made by executor run --dry-run -o RUN: shared, or a copy on each host."""
+    """Join the run in RUN as node N. executor run --dry-run -o RUN makes the folder, shared or copied to each host."""
     if by_slurm == (node_rank is not None) or (by_slurm and (master or start)):
         raise click.UsageError("give --node-rank (and --master, --start), or --slurm, which reads them all")
     part = slurm.part(os.environ) if by_slurm else None
@@ -67,7 +67,7 @@ def join(
         node_rank, master, start = part.node, part.master, part.start
     assert node_rank is not None
     env = environment.debugging(env) if debug_network else env
-    asked = joins.Asked(
+    asked = joins.NodeRequest(
         node=node_rank, master=master, env=env, meet_s=meet_timeout, task=part, resolve_s=resolve_timeout, start=start
     )
     ready, record = joins.join(run, asked, cli_output.tell)

@@ -36,11 +36,11 @@ from planner.spec.plan import read_plan
 
 @click.command()
 @click.option("--matrix", default="small", show_default=True, metavar="small|full|FILE",
-              help="Which cells: a built-in matrix, or a TOML file like executor/measure/matrix.toml.")  # fmt: skip
+              help="Built-in matrix, or a TOML file like executor/measure/matrix.toml.")  # fmt: skip
 @click.option("-o", "--output", type=command.NewPath(), help="JSON Lines file that rows are added to.")
 @click.option("--fake-world", type=click.IntRange(min=2), metavar="N",
               help="One rank of N, in torch's fake process group: memory only.")  # fmt: skip
-@click.option("--device", type=click.Choice(["cpu"]), help="Leave the GPUs aside.")
+@click.option("--device", type=click.Choice(["cpu"]), help="Use the CPU even where there are GPUs.")
 @click.option("--only", metavar="PATTERN", multiple=True, help="Only cells whose id matches, such as '*fsdp*'.")
 @click.option("--list", "list_only", is_flag=True, help="Show the cells and their predictions; run nothing.")
 @click.option("--runs", type=command.NewPath(), help="Keep the run folders here.")
@@ -55,7 +55,7 @@ def measure(
     runs: Path | None,
     as_json: bool,
 ) -> int:
-    """Run a matrix of models, methods and layouts on what is here, and keep a row of each."""
+    """Run a matrix of models, methods and layouts on this machine, and write a row for each."""
     if output is None and not list_only:
         raise click.UsageError("give -o ROWS.jsonl, or --list to run nothing")
     if output is not None:
@@ -86,7 +86,7 @@ def measure(
                 tell(measure_text.progress(result))
     except measuring.Stopped as stopped:
         code = stopped.code
-        tell(f"stopped: {len(results)} of {len(cells)} cells are done. The same command goes on from there.")
+        tell(f"stopped: {len(results)} of {len(cells)} cells are done. The same command continues from there.")
     say(measure_text.as_json(results, machine, output) if as_json else measure_text.results_text(results))
     return code or measuring.exit_code(results)
 
@@ -95,12 +95,12 @@ def measure(
 @click.option("-o", "--output", required=True, type=command.NewPath(),
               help="Folder for probe.json and, beside it, presets: planner takes it with --presets.")  # fmt: skip
 @click.option("--name", metavar="ID", help="Id of the presets (default: this host's name).")
-@click.option("--ranks", type=int, help="Ranks of a node that work at once (default: its GPUs; two on a CPU).")
+@click.option("--ranks", type=int, help="Ranks per node (default: its GPUs; two on a CPU).")
 @click.option("--nodes", type=int, default=1, show_default=True, help="Nodes; on one machine they are emulated.")
-@click.option("--kind", type=click.Choice(["cpu", "cuda"]), help="Which devices (default: GPUs where there are any).")
+@click.option("--kind", type=click.Choice(["cpu", "cuda"]), help="Kind of devices (default: GPUs where there are any).")
 @click.option("--hosts", default="auto", show_default=True, metavar="FILE|auto|loopback|namespaces",
               help="Measure the hosts of this file, by ssh; or how several nodes are emulated here.")  # fmt: skip
-@click.option("--quick", is_flag=True, help="Few sizes, once each: shows that it works, with poor figures.")
+@click.option("--quick", is_flag=True, help="Few sizes, once each: a smoke test with poor figures.")
 @click.option("--force", is_flag=True, help="Overwrite an earlier probe of that name.")
 @click.option("--json", "as_json", is_flag=True, help="probe.json on stdout.")
 def probe(
@@ -115,7 +115,7 @@ def probe(
     as_json: bool,
 ) -> int:
     """Measure this machine: a cluster preset and a calibration, in under three minutes."""
-    options = probing.Options(
+    options = probing.ProbeOptions(
         folder=output, ranks=ranks, nodes=nodes, hosts=hosts, kind=kind, name=name, force=force, quick=quick
     )
     if hosts in EMULATIONS:
@@ -147,20 +147,22 @@ def summary(probe: Probe) -> list[str]:
     best, load = reached(probe), probe.host.load
     device = known_gpu(probe) or probe.device.name
     busy = "" if load is None else f", load {load:.1f} on {probe.host.cores} cores when it began"
-    told = [f"{probe.name}: {device}, {probe.ranks} ranks, in {format_seconds(probe.seconds)}{busy}"]
-    told += [f"  matrix products  {name:5s} {rate / TERA:10.4g} TFLOP/s" for name, rate in best.flops_per_s.items()]
-    told.append(f"  memory                 {best.memory_bytes_per_s / GB:10.4g} GB/s, reads and writes")
+    rows = [f"{probe.name}: {device}, {probe.ranks} ranks, in {format_seconds(probe.seconds)}{busy}"]
+    rows += [f"  matrix products  {name:5s} {rate / TERA:10.4g} TFLOP/s" for name, rate in best.flops_per_s.items()]
+    rows.append(f"  memory                 {best.memory_bytes_per_s / GB:10.4g} GB/s, reads and writes")
     names = link_names(probe)
     for place, rate in best.links.items():
         what = "inside a node" if place == INSIDE else "between nodes"
-        told.append(f"  link {what}     {rate / GB:10.4g} GB/s a rank and direction ({names[place]})")
-    return told
+        rows.append(f"  link {what}     {rate / GB:10.4g} GB/s a rank and direction ({names[place]})")
+    return rows
 
 
 @click.command()
 @click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
-@click.option("--rank", type=int, default=0, show_default=True, help="Whose step; rank 0 holds as much as any.")
-@click.option("--full", is_flag=True, help="Run every layer; otherwise 2 and 4, and the others follow from them.")
+@click.option(
+    "--rank", type=int, default=0, show_default=True, help="Rank whose step is traced; rank 0 holds as much as any."
+)
+@click.option("--full", is_flag=True, help="Run every layer, instead of 2 and 4 from which the others follow.")
 @click.option("--kernels", is_flag=True, help="Also print what a block keeps, as a preset of presets/kernels.")
 @CHECK
 @TOLERANCE

@@ -15,7 +15,7 @@ ENV = click.option(
     "--env",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="Give the ranks this variable too; without a value, the caller's own. Repeatable.",
+    help="Environment variable of the ranks; without a value, the caller's. Repeatable.",
 )
 
 MASTER = click.option(
@@ -30,8 +30,8 @@ REMOTE_DIR = click.option(
 
 YES = click.option("--yes", is_flag=True, help="Do not ask before starting.")
 
-RANDOM_WEIGHTS = click.option("--random-weights", is_flag=True, help="Adapters on random weights are meant.")
-DEMO_DATA = click.option("--demo-data", is_flag=True, help="The demo's text is meant, where the plan has no data.")
+RANDOM_WEIGHTS = click.option("--random-weights", is_flag=True, help="Train adapters on random weights.")
+DEMO_DATA = click.option("--demo-data", is_flag=True, help="Train on the demo's text if the plan has no data.")
 
 TRUST_OWNER = click.option("--trust-owner", is_flag=True, help="Take RUN, or a file of it, from another user.")
 
@@ -43,7 +43,7 @@ MEET_TIMEOUT = click.option(
     callback=command.finite,
     default=600.0,
     show_default=True,
-    help="Seconds for all ranks to meet.",
+    help="Seconds for all ranks to join the process group.",
 )
 
 MAX_RESTARTS = click.option(
@@ -51,7 +51,7 @@ MAX_RESTARTS = click.option(
     type=click.IntRange(0, 100),
     default=0,
     show_default=True,
-    help="Start again from the newest checkpoint so often, where a rank or a node died or hung.",
+    help="Restarts from the newest checkpoint after a rank or a node died or hung.",
 )
 
 STALL_TIMEOUT = click.option(
@@ -59,7 +59,7 @@ STALL_TIMEOUT = click.option(
     type=click.FloatRange(min=1),
     callback=command.finite,
     default=None,
-    help="Seconds without progress after which a run hangs (default: 60, or 20 median steps).",
+    help="Seconds without progress after which a run counts as hung (default: 60, or 20 median steps).",
 )
 
 CHECKPOINT_EVERY = click.option(
@@ -82,9 +82,7 @@ PROFILE = click.option(
     help=f"Record this step on every rank, for planner timeline --beside (default: {FIRST_RECORDED}).",
 )
 
-DEBUG_NETWORK = click.option(
-    "--debug-network", is_flag=True, help="Start the ranks with NCCL's and torch's own debugging on."
-)
+DEBUG_NETWORK = click.option("--debug-network", is_flag=True, help="Enable the debug logs of NCCL and torch.")
 
 ON_BAD_LOSS = click.option(
     "--on-bad-loss",
@@ -98,22 +96,22 @@ LOSS_SPIKE = click.option(
     type=click.FloatRange(min=0),
     callback=command.finite,
     metavar="DEVIATIONS",
-    help=f"A loss explodes that is so many robust deviations above the median (default: {badloss.FACTOR:g} with skip "
-    "and rollback; none with stop, and 0, judge none).",
+    help="Robust deviations above the median from which a loss counts as exploding (default: "
+    f"{badloss.FACTOR:g} with skip and rollback; with stop, and with 0, none does).",
 )
 
 SPIKE_WINDOW = click.option(
     "--spike-window",
     type=click.IntRange(min=3),
     metavar="STEPS",
-    help=f"Median and deviation are of so many good steps before it (default: {badloss.WINDOW}).",
+    help=f"Good steps whose losses give median and deviation (default: {badloss.WINDOW}).",
 )
 
 MAX_SKIPS = click.option(
     "--max-skips",
     type=click.IntRange(min=1),
     metavar="N",
-    help=f"With skip: the run ends where more steps in a row are bad (default: {badloss.MAX_SKIPS}).",
+    help=f"With skip: bad steps in a row that are skipped before the run ends (default: {badloss.MAX_SKIPS}).",
 )
 
 TOLERANCE = click.option(

@@ -1,4 +1,4 @@
-"""What commands that run a plan tell the person before and after, and the exit code that follows.
+"""Output of the commands that run a plan, before and after the run, and their exit code.
 
 Not here: the commands (the modules beside this), or the report's tables (report_text.py).
 """
@@ -29,7 +29,7 @@ from planner.spec.course import told
 from planner.spec.record import RunRecord
 
 if TYPE_CHECKING:
-    from executor.hosts.hosts import Machine
+    from executor.hosts.hosts import HostEntry
 
 OUTSIDE_BAND = 6
 
@@ -39,14 +39,14 @@ def tell(text: str) -> None:
     say(text, err=True)
 
 
-def confirm(ready: launch.Prepared, yes: bool) -> None:
-    """Say what will run, and ask whether it shall where somebody can answer."""
+def confirm(ready: launch.PreparedRun, yes: bool) -> None:
+    """Print what will run, and ask for confirmation where the input is a terminal."""
     tell(_headline(ready))
     if not yes and sys.stdin.isatty() and sys.stderr.isatty():
         click.confirm("Start?", abort=True, default=True, err=True)
 
 
-def _headline(ready: launch.Prepared) -> str:
+def _headline(ready: launch.PreparedRun) -> str:
     plan, layout, nodes = ready.plan, ready.plan.layout, len(ready.hosts.hosts)
     sizes = " ".join(
         f"{axis}={size}"
@@ -71,11 +71,11 @@ def tell_job(run_dir: Path, job: str, as_json: bool) -> int:
     word, sentence = slurm.standing(job)
     if as_json:
         say(msgspec.json.encode({"run_dir": str(run_dir), "job": job, "status": word}))
-    tell(f"{word}: {sentence}. How it stands: executor status {for_shell([os.path.relpath(run_dir)])}")
+    tell(f"{word}: {sentence}. Its state: executor status {for_shell([os.path.relpath(run_dir)])}")
     return 0
 
 
-def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Tolerances | None, as_json: bool) -> int:
+def finish(ready: launch.PreparedRun, record: RunRecord, tolerances: lines.Tolerances | None, as_json: bool) -> int:
     """Print how a run ended, and its report where there is one; the exit code of the command."""
     folder = ready.options.run_dir
     if record.exit_code:
@@ -90,7 +90,7 @@ def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Toleranc
     elif built and not record.exit_code:
         tell(render(built))
     elif ready.options.script and not record.exit_code:
-        tell("prediction n/a: the plan's figures are the built-in trainer's, this was your own script")
+        tell("prediction n/a: the plan predicts the built-in trainer, and this run used your own script")
     if not record.exit_code:
         again = f"executor report {for_shell([os.path.relpath(folder)])}"
         tell(f"{record.status} in {format_seconds(record.seconds)}: {again}")
@@ -100,7 +100,7 @@ def finish(ready: launch.Prepared, record: RunRecord, tolerances: lines.Toleranc
     return record.exit_code or verdict(outside)
 
 
-def tell_failure(ready: launch.Prepared, record: RunRecord) -> None:
+def tell_failure(ready: launch.PreparedRun, record: RunRecord) -> None:
     """Say what failed, with the traceback of the rank that did, and how the run is gone on with."""
     folder, options = ready.options.run_dir, ready.options
     if record.failed_rank is not None:
@@ -115,29 +115,29 @@ def tell_failure(ready: launch.Prepared, record: RunRecord) -> None:
 
 
 def verdict(outside: tuple[str, ...] | None) -> int:
-    """The exit code of --check; what lies outside the band is told."""
+    """The exit code of --check; prints each figure outside its band."""
     if outside:
         tell(f"error: outside the predicted band: {'; '.join(outside)}.")
         return OUTSIDE_BAND
     return 0
 
 
-def confirm_hosts(folder: Path, yes: bool, fix: str) -> tuple[Machine, ...]:
-    """The hosts that a run's folder names, once the person has been told of them and lets them be reached."""
+def confirm_hosts(folder: Path, yes: bool, fix: str) -> tuple[HostEntry, ...]:
+    """The hosts that a run's folder names, once the user has confirmed them."""
     from executor.hosts.hosts import kept_hosts, named  # where a run was on other hosts
 
     machines = kept_hosts(folder)
     tell(f"{folder / rundir.HOSTS} names {named(machines)}")
     if not yes and not (sys.stdin.isatty() and sys.stderr.isatty()):
-        rule = "names hosts, and nothing is reached that you have not named or confirmed"
+        rule = "names hosts that you have not named or confirmed"
         raise PlannerError("run", folder, rule, fix, exit_code=3)
     if not yes:
         click.confirm("Reach them by ssh?", abort=True, default=False, err=True)
     return machines
 
 
-def on_hosts(confirmed: Callable[[], tuple[Machine, ...]]) -> OnHosts:
-    """What ends leftovers of a run on the hosts that were confirmed."""
+def on_hosts(confirmed: Callable[[], tuple[HostEntry, ...]]) -> OnHosts:
+    """A function that ends a run's leftover processes on the confirmed hosts."""
 
     def end(_: Path, run_id: str) -> list[str]:
         from executor.hosts import ssh_run  # where a run was on other hosts

@@ -20,11 +20,11 @@ from executor.folder import badloss, rundir
 from executor.folder.ownership import check_owner, held
 from executor.follow import attach
 from executor.hosts.fleet import Fleet, fleet_of
-from executor.hosts.hosts import Machine
+from executor.hosts.hosts import HostEntry
 from executor.preflight import preflight
 from executor.run import attempts, dryrun, launch, reap, resume
-from executor.run.attempts import Place
-from executor.run.prepare import Options, folder_checks
+from executor.run.attempts import ResumePoint
+from executor.run.prepare import RunOptions, folder_checks
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.basics.saying import say
@@ -39,22 +39,22 @@ from planner.spec.record import RunRecord
     "plan_file",
     type=click.Path(path_type=Path),
     metavar="PLAN",
-    help="Go on in this plan's layout: the same training on other ranks.",
+    help="Resume in this plan's layout: the same training on other ranks.",
 )
 @cli_options.ENV
 @click.option(
     "--hosts",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Go on on these hosts, by ssh (default: the run's).",
+    help="Resume on these hosts, by ssh (default: the run's).",
 )
 @cli_options.MASTER
 @click.option(
-    "--sbatch", multiple=True, metavar="NAME[=VALUE]", help="Of a job of Slurm: another option of it. Repeatable."
+    "--sbatch", multiple=True, metavar="NAME[=VALUE]", help="With Slurm: another option of the job. Repeatable."
 )
 @cli_options.YES
 @cli_options.TRUST_OWNER
-@click.option("--max-restarts", type=click.IntRange(0, 100), help="As of executor run; the run's own by default.")
+@click.option("--max-restarts", type=click.IntRange(0, 100), help="Restarts, as of executor run (default: the run's).")
 @cli_options.STALL_TIMEOUT
 @cli_options.ON_BAD_LOSS
 @cli_options.LOSS_SPIKE
@@ -78,7 +78,7 @@ def run_again(
     max_skips: int | None,
     as_json: bool,
 ) -> int:
-    """Go on with RUN from its newest checkpoint that is whole, in the same folder and metrics."""
+    """Resume RUN from its newest complete checkpoint, in the same folder and metrics."""
     other = read_plan(plan_file) if plan_file is not None else None
     bad_loss = badloss.policy(on_bad_loss, loss_spike, spike_window, max_skips)
     given = {"max_restarts": max_restarts, "stall_s": stall_timeout, "bad_loss": bad_loss}
@@ -89,9 +89,9 @@ def run_again(
     if master and by != "ssh":
         raise click.UsageError("--master is for hosts that ssh reaches: add --hosts FILE")
     if max_restarts and by in ("slurm", "join"):
-        raise click.UsageError("--max-restarts is for runs here or by ssh, and not for nodes that join a run")
+        raise click.UsageError("--max-restarts applies to runs here or over ssh, not to nodes that join a run")
     if sbatch and by != "slurm":
-        raise click.UsageError("--sbatch is for a run of Slurm, and this is none")
+        raise click.UsageError("--sbatch applies to runs of Slurm, and this is not one")
     resume.check_idle(folder)
     fix = "Add --yes, or name them: --hosts FILE"
     confirmed = functools.cache(partial(cli_output.confirm_hosts, folder, yes, fix))
@@ -107,7 +107,7 @@ def run_again(
         return cli_output.finish(*_by_launcher(plan, options, place, fleet, yes, master), None, as_json)
 
 
-def _found(folder: Path, fleet: Fleet | None) -> Place | None:
+def _found(folder: Path, fleet: Fleet | None) -> ResumePoint | None:
     """The newest checkpoint over the folders of the hosts, where the run is on any."""
     from executor.hosts import elsewhere  # `executor logs` and `stop` do not need it
 
@@ -115,9 +115,9 @@ def _found(folder: Path, fleet: Fleet | None) -> Place | None:
 
 
 def _by_launcher(
-    plan: Plan, options: Options, place: Place, fleet: Fleet | None, yes: bool, master: str | None
-) -> tuple[launch.Prepared, RunRecord]:
-    """Go on here, or on the hosts."""
+    plan: Plan, options: RunOptions, place: ResumePoint, fleet: Fleet | None, yes: bool, master: str | None
+) -> tuple[launch.PreparedRun, RunRecord]:
+    """Resume on this machine, or on the hosts."""
     from executor.hosts import ssh_run
 
     if fleet:
@@ -131,9 +131,11 @@ def _by_launcher(
     return ready, launch.run(ready, cli_output.tell)
 
 
-def _by_slurm(plan: Plan, options: Options, place: Place, sbatch: tuple[str, ...], other: bool, as_json: bool) -> int:
-    """Go on in the allocation that there is, or submit the job again: by its own script, as long as neither options nor
-    plan are others."""
+def _by_slurm(
+    plan: Plan, options: RunOptions, place: ResumePoint, sbatch: tuple[str, ...], other: bool, as_json: bool
+) -> int:
+    """Resume in the present allocation, or submit the job again: with its own script where plan and options are
+    unchanged."""
     from executor.launchers import slurm
     from executor.run import slurm_run  # where it is asked for
 
@@ -150,7 +152,7 @@ def _by_slurm(plan: Plan, options: Options, place: Place, sbatch: tuple[str, ...
     return cli_output.tell_job(folder, slurm_run.sent(folder, found.ready.environment), as_json)
 
 
-def _by_join(plan: Plan, options: Options, place: Place, as_json: bool) -> int:
+def _by_join(plan: Plan, options: RunOptions, place: ResumePoint, as_json: bool) -> int:
     """Make the folder ready for its nodes, and show what each of them is to type."""
     preflight.require(folder_checks(plan, options), cli_output.tell)
     found = dryrun.dry_run(plan, replace(options, hosts="elsewhere"), cli_output.tell, read_back=False)
@@ -161,12 +163,12 @@ def _by_join(plan: Plan, options: Options, place: Place, as_json: bool) -> int:
         said = {"schema": "resume/1", "run_dir": str(options.run_dir), "resumed_from": place.step, "join": commands}
         say(msgspec.json.encode(said))
         return 0
-    cli_output.tell("ready: its nodes are to join it")
+    cli_output.tell("ready: start each node with executor join")
     say("\n".join(commands))
     return 0
 
 
-def _fleet(hosts: Path | None, plan: Plan, confirmed: Callable[[], tuple[Machine, ...]]) -> Fleet:
+def _fleet(hosts: Path | None, plan: Plan, confirmed: Callable[[], tuple[HostEntry, ...]]) -> Fleet:
     """The hosts of a file, or those that the run had."""
     nodes = plan.cluster.nodes
     if hosts is not None:
@@ -182,10 +184,10 @@ def _fleet(hosts: Path | None, plan: Plan, confirmed: Callable[[], tuple[Machine
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--timeout", "wait_s", type=click.FloatRange(min=0), callback=command.finite, default=180.0,
               show_default=True, help="Seconds to wait for its end.")  # fmt: skip
-@click.option("--yes", is_flag=True, help="Reach the hosts that RUN names, and do not ask before.")
+@click.option("--yes", is_flag=True, help="Reach the hosts that RUN names without asking.")
 @cli_options.TRUST_OWNER
 def end(folder: Path, wait_s: float, yes: bool, trust_owner: bool) -> int:
-    """End RUN as its scheduler would: a checkpoint first, where it writes any. What a killed launcher left is ended."""
+    """End RUN as its scheduler would: a checkpoint first, if it writes any. Also ends leftovers of a lost launcher."""
     rundir.read_run_plan(folder)
     check_owner(folder, trust_owner)
     confirmed = partial(cli_output.confirm_hosts, folder, yes, "Add --yes")
@@ -196,10 +198,10 @@ def end(folder: Path, wait_s: float, yes: bool, trust_owner: bool) -> int:
 
 @click.command("logs")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--rank", type=click.IntRange(min=0), help="This rank's alone (default: all).")
+@click.option("--rank", type=click.IntRange(min=0), help="Only this rank (default: all).")
 @click.option("--last", "count", type=click.IntRange(min=1), default=20, show_default=True, help="Lines of each rank.")
 def logs(folder: Path, rank: int | None, count: int) -> int:
-    """The last lines that the ranks of RUN wrote, as `host:rank  line`, also after its launcher died."""
+    """Print the last lines that the ranks of RUN wrote, as `host:rank  line`, also after its launcher died."""
     for line in attach.last_lines(folder, rank, count):
         say(line)
     return 0

@@ -25,9 +25,9 @@ from planner.basics.saying import say
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="A JSON object on stdout for each change (watch/1).")
 def watch(folder: Path, as_json: bool) -> int:
-    """Show RUN as it goes until it ends, and end with its exit code: step, loss, speed, time left, ranks, checkpoint.
+    """Show RUN until it ends, and exit with its exit code: step, loss, speed, time left, ranks, checkpoint.
 
-    Only its folder is read, and nothing is ended: Ctrl-C ends the watching alone. A run whose launcher was killed is 7.
+    Only reads its folder: Ctrl-C stops watching, not the run. The exit code is 7 if its launcher was killed.
     """
     lookout, shown = Lookout(folder), writer(as_json)
     try:
@@ -38,14 +38,14 @@ def watch(folder: Path, as_json: bool) -> int:
                 return view.exit_code
             time.sleep(LOOK_S)
     except KeyboardInterrupt:
-        tell("the watching ended, the run did not")
+        tell("watching stopped; the run continues")
         return INTERRUPTED
 
 
 @click.command("attach")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--rank", type=click.IntRange(min=0), help="This rank's output alone (default: all ranks').")
-@click.option("--from-start", is_flag=True, help="Begin with what was printed before, in earlier starts too.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only this rank's output (default: all).")
+@click.option("--from-start", is_flag=True, help="Begin with the earlier output, that of earlier starts too.")
 @TRUST_OWNER
 def attach(folder: Path, rank: int | None, from_start: bool, trust_owner: bool) -> int:
     """Print what the ranks of RUN print, as `host:rank  line`, until it ends, and end with its exit code.
@@ -57,7 +57,7 @@ def attach(folder: Path, rank: int | None, from_start: bool, trust_owner: bool) 
     try:
         view = follow(folder, rank, from_start=from_start, echo=say)
     except KeyboardInterrupt:
-        tell("detached: the run goes on")
+        tell("detached; the run continues")
         return INTERRUPTED
     tell(summary(view))
     return view.exit_code or 0

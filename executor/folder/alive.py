@@ -1,4 +1,4 @@
-"""What a rank says of its own progress, RUN/alive/rank-N, and where its Python stacks go, RUN/alive/rank-N.stacks.
+"""A rank's progress file, RUN/alive/rank-N, and the file of its Python stacks, RUN/alive/rank-N.stacks.
 
 A rank writes one short line in place, over and over: it costs microseconds and no room. Not here: judging from it
 whether a run hangs (hangs.py).
@@ -34,7 +34,7 @@ of validation data; a checkpoint that training waits for; loading one; after the
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank said last: `count` grows with every word, `step` counts from 1, `median_s` is its own median time
+    """A rank's last report: `count` grows with every report, `step` counts from 1, `median_s` is its own median time
     from one step's begin to the next (0: not yet known). `process` is its identity (processes.py)."""
 
     rank: int
@@ -59,7 +59,7 @@ class Voice:
         self.say(START)
 
     def say(self, stage: str, step: int = 0) -> None:
-        """Say where this rank is. A disk that takes nothing is told elsewhere."""
+        """Report this rank's stage. A full disk is reported by others."""
         self._count += 1
         median_s = statistics.median(self._seconds) if self._seconds else 0.0
         said = Said(
@@ -69,7 +69,7 @@ class Voice:
             os.pwrite(self._file, msgspec.json.encode(said).ljust(LINE_BYTES), 0)
 
     def stepped(self, seconds: float) -> None:
-        """One more step took so long."""
+        """Record the seconds of one more step."""
         self._seconds.append(seconds)
 
 
@@ -79,24 +79,24 @@ _voice: Voice | None = None
 def begin(folder: Path, rank: int) -> None:
     """Say from now on in `folder` where this process is, as rank `rank`."""
     global _voice
-    with suppress(OSError):  # a folder that takes no file: then nobody hears, which ends no training
+    with suppress(OSError):  # a folder that takes no file loses the report and ends no training
         _voice = Voice(folder, rank)
 
 
 def say(stage: str, step: int = 0) -> None:
-    """Progress: this rank begins `stage` (of optimizer step `step`, from 1), or goes on in it."""
+    """Progress: this rank begins `stage` (of optimizer step `step`, from 1), or continues it."""
     if _voice is not None:
         _voice.say(stage, step)
 
 
 def stepped(seconds: float) -> None:
-    """One optimizer step, and what was done before the next one, took so long."""
+    """Record the seconds of one optimizer step and of the work before the next one."""
     if _voice is not None:
         _voice.stepped(seconds)
 
 
 def read(folder: Path, rank: int) -> Said | None:
-    """What a rank said last; None where it has said nothing, or is just saying it."""
+    """A rank's last report; None where it has none, or is just writing it."""
     try:
         return msgspec.json.decode(read_bytes(folder / ALIVE / f"rank-{rank}"), type=Said)
     except (OSError, *NOT_JSON):

@@ -1,4 +1,4 @@
-"""What a loss that is no number, or that explodes, does to a run: stop it, skip the step, or go back to a checkpoint.
+"""Effect of a loss that is not finite, or that explodes: stop the run, skip the step, or go back to a checkpoint.
 
 Pure: the policy, the verdict on a loss, which batch a step trains on, and the lines of metrics.jsonl that say so. No
 torch here. Not here: withholding a step or going back inside an engine (worker/guard.py).
@@ -18,15 +18,15 @@ from typing import Annotated, Literal, NamedTuple, get_args
 import msgspec
 
 from executor.folder import rundir, steplines
-from executor.folder.checkpoint_policy import Policy as Checkpoints
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.folder.steplines import ROLLED_BACK
 from planner.basics.errors import PlannerError
 from planner.basics.units import format_seconds
 from planner.spec.plan import write_whole
 from planner.spec.record import BadStep
 
-Action = Literal["stop", "skip", "rollback"]
-ACTIONS: tuple[Action, ...] = get_args(Action)
+BadLossAction = Literal["stop", "skip", "rollback"]
+ACTIONS: tuple[BadLossAction, ...] = get_args(BadLossAction)
 SKIPPED, NOT_FINITE = "skipped", "is not finite"
 TAKEN_BACK = "rolled-back.jsonl"
 """Lines of metrics.jsonl that were taken back, rollback after rollback; nothing reads them again."""
@@ -38,11 +38,11 @@ LEAST_SPREAD = 0.01
 """Of the median: a window whose losses are all the same has no spread, and the next loss is no explosion."""
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done about a bad step. `factor` is how many robust deviations above the median of the last `window` good
-    losses a loss explodes (None: not judged); `max_skips` is how many steps in a row may be skipped."""
+class BadLossPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Treatment of bad steps. A loss explodes from `factor` robust deviations above the median of the last `window`
+    good losses (None: not judged); at most `max_skips` steps in a row are skipped."""
 
-    action: Action = "stop"
+    action: BadLossAction = "stop"
     factor: Annotated[float, msgspec.Meta(gt=0)] | None = None
     window: Annotated[int, msgspec.Meta(ge=3)] = WINDOW
     max_skips: Annotated[int, msgspec.Meta(ge=1)] = MAX_SKIPS
@@ -61,22 +61,22 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return (*words, *(["--max-skips", str(self.max_skips)] if self.action == "skip" else []))
 
 
-STOP = Policy()
+STOP = BadLossPolicy()
 """Of a run that was asked for nothing else."""
 
 
-def policy(action: str | None, factor: float | None, window: int | None, max_skips: int | None) -> Policy | None:
-    """What was asked for on a command line; None where nothing was. A `factor` of 0 judges no explosion."""
+def policy(action: str | None, factor: float | None, window: int | None, max_skips: int | None) -> BadLossPolicy | None:
+    """The policy that a command line gives; None where it gives none. A `factor` of 0 judges no explosion."""
     if action is None and factor is None and window is None and max_skips is None:
         return None
     chosen = next((one for one in ACTIONS if one == action), ACTIONS[0])
     if max_skips is not None and chosen != "skip":
-        raise PlannerError("--max-skips", max_skips, "counts skipped steps", "Add --on-bad-loss skip")
+        raise PlannerError("--max-skips", max_skips, "applies to --on-bad-loss skip only", "Add --on-bad-loss skip")
     if factor is None and chosen != "stop":
         factor = FACTOR
     if window is not None and not factor:
-        raise PlannerError("--spike-window", window, "is that of --loss-spike", f"Add --loss-spike {FACTOR:g}")
-    return Policy(
+        raise PlannerError("--spike-window", window, "applies to --loss-spike only", f"Add --loss-spike {FACTOR:g}")
+    return BadLossPolicy(
         action=chosen,
         factor=factor or None,
         window=WINDOW if window is None else window,
@@ -84,17 +84,17 @@ def policy(action: str | None, factor: float | None, window: int | None, max_ski
     )
 
 
-def check(asked: Policy, saved: Checkpoints | None) -> None:
+def check(asked: BadLossPolicy, saved: CheckpointSchedule | None) -> None:
     """Refuse a rollback of a run that writes no checkpoints as it goes."""
     if asked.action != "rollback" or (saved is not None and saved.every != "signal"):
         return
-    rule = "goes back to a checkpoint, and none are written"
+    rule = "needs checkpoints, and the run writes none"
     if saved is not None:
-        rule = "goes back to a checkpoint, and those of --checkpoint-every signal are written at the run's end alone"
+        rule = "needs checkpoints during the run, and --checkpoint-every signal writes one at its end only"
     raise PlannerError("--on-bad-loss", asked.action, rule, "Add --checkpoint-every 20, or take --on-bad-loss skip")
 
 
-def limit(losses: Sequence[float], asked: Policy) -> float | None:
+def limit(losses: Sequence[float], asked: BadLossPolicy) -> float | None:
     """The loss above which a step explodes, after these good ones; None while there are too few to tell."""
     last = losses[-asked.window :]
     if asked.factor is None or len(last) < asked.window:
@@ -117,7 +117,7 @@ class Bad(NamedTuple):
         return f"{self.field} {self.value:.4g} {self.rule}"
 
 
-def judged(loss: float, losses: Sequence[float], asked: Policy) -> Bad | None:
+def judged(loss: float, losses: Sequence[float], asked: BadLossPolicy) -> Bad | None:
     """Why a step of this loss is bad after those good ones; None where it is not."""
     if not math.isfinite(loss):
         return Bad("loss", loss, NOT_FINITE)
@@ -144,8 +144,8 @@ def read(run: Path) -> tuple[BadStep, ...]:
 
 
 class History(msgspec.Struct, frozen=True):
-    """What a start of a run goes on with: the last good losses, the ranges of batches that were left out, the
-    checkpoint that was gone back to last, and how many steps in a row were skipped before it."""
+    """State of the policy when a start begins: the last good losses, the ranges of batches that were left out, the
+    checkpoint of the last rollback, and the number of steps skipped in a row before it."""
 
     losses: tuple[float, ...] = ()
     left_out: tuple[tuple[int, int], ...] = ()
@@ -165,7 +165,7 @@ def history(run: Path, window: int) -> History:
 
 
 def text(line: BadStep) -> str:
-    """What became of a step, in words."""
+    """The outcome of a bad step, in words."""
     if line.action != ROLLED_BACK:
         return f"skipped: {line.why}"
     begin, end = line.left_out

@@ -21,7 +21,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _EVERY = re.compile(r"[1-9][0-9]{0,8}[smh]?|signal")
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """When a run writes checkpoints, and which stay. `every` is a number of steps ("20"), a time ("90s", "10m", "2h")
     or "signal": on a signal alone, which asks for one in any case."""
 
@@ -45,25 +45,25 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return ("--checkpoint-every", self.every, "--keep-last", str(self.keep_last), *thinned)
 
 
-def policy(every: str | None, keep_last: int | None, keep_every: int | None) -> Policy | None:
-    """What was asked for on a command line; None where nothing was."""
+def policy(every: str | None, keep_last: int | None, keep_every: int | None) -> CheckpointSchedule | None:
+    """The schedule that a command line gives; None where it gives none."""
     if every is not None and not _EVERY.fullmatch(every):
-        rule = "is no number of steps (20), no time (90s, 10m, 2h) and not signal or never"
+        rule = "is not a number of steps (20), a time (90s, 10m, 2h), signal or never"
         raise PlannerError("--checkpoint-every", every, rule, "Give --checkpoint-every 20 or --checkpoint-every 10m")
     for name, value in (("--keep-last", keep_last), ("--keep-every", keep_every)):
         if value is not None and every is None:
-            rule = "says which checkpoints stay, and none are written"
+            rule = "applies to checkpoints, and the run writes none"
             raise PlannerError(name, value, rule, "Add --checkpoint-every")
         if value is not None and value < 1:
             raise PlannerError(name, value, "must be at least 1", f"Give {name} 1 or more")
     if every is None:
         return None
-    return Policy(every=every, keep_last=2 if keep_last is None else keep_last, keep_every=keep_every)
+    return CheckpointSchedule(every=every, keep_last=2 if keep_last is None else keep_last, keep_every=keep_every)
 
 
-def asked(plan: Plan, every: str | None, keep_last: int | None, keep_every: int | None) -> Policy | None:
-    """What a run was asked for on its command line, else after the time that the plan says loses least; None where the
-    plan says none, or `every` is "never"."""
+def asked(plan: Plan, every: str | None, keep_last: int | None, keep_every: int | None) -> CheckpointSchedule | None:
+    """The schedule of the command line, else the interval that the plan predicts to lose least; None where the plan has
+    none, or `every` is "never"."""
     advice = plan.prediction.checkpoint
     if every is None and advice is not None and advice.interval_s is not None:
         every = f"{max(1, round(advice.interval_s))}s"

@@ -70,9 +70,9 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.size for one in self.files.values())
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank says of its part of a checkpoint: its file, or why there is none. `pause_s` is how long its training
-    stood still, `write_s` how long its thread wrote."""
+class RankReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's report of its part of a checkpoint: its file, or why there is none. Training paused for `pause_s`, and
+    the rank's thread wrote for `write_s`."""
 
     name: str
     size: int = 0
@@ -119,7 +119,7 @@ def complete(folder: Path) -> Complete:
     if found.schema != SCHEMA:
         raise _damaged(folder, f"its schema is {found.schema[:40]!r}, and {SCHEMA} is read here")
     if found.content_hash != hash_of(raw):
-        raise _damaged(folder, f"its {COMPLETE} is damaged: it has another content_hash than its content")
+        raise _damaged(folder, f"its {COMPLETE} is damaged: its content_hash does not match its content")
     if (match := _STEP_NAME.fullmatch(folder.name)) and int(match[1]) != found.step:
         raise _damaged(folder, f"its {COMPLETE} is of step {found.step}")
     if foreign := [name for name in found.files if Path(name).name != name or name in (".", "..", COMPLETE)]:
@@ -213,7 +213,7 @@ def no_room(run: Path, need: float) -> str | None:
     try:
         found = os.statvfs(run / CHECKPOINTS)
     except OSError as error:
-        return f"the disk of {run / CHECKPOINTS} cannot be asked for room ({error.strerror})"
+        return f"the disk of {run / CHECKPOINTS} has an unknown amount of free space ({error.strerror})"
     free = found.f_bavail * found.f_frsize
     if need + RESERVE_BYTES <= free:
         return None
@@ -232,19 +232,19 @@ def digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def answer(folder: Path, rank: int, said: Answer) -> None:
+def answer(folder: Path, rank: int, said: RankReply) -> None:
     """Tell the folder's first rank of this rank's part, through the folder that is being written."""
     path = _answer_path(folder, rank)
     path.with_suffix(".tmp").write_bytes(msgspec.json.encode(said))
     path.with_suffix(".tmp").replace(path)
 
 
-def answers(folder: Path, ranks: Iterable[int]) -> dict[int, Answer]:
-    """What these ranks have said so far, by rank."""
+def answers(folder: Path, ranks: Iterable[int]) -> dict[int, RankReply]:
+    """The reports of these ranks so far, by rank."""
     found = {}
     for rank in ranks:
         with suppress(FileNotFoundError):
-            found[rank] = msgspec.json.decode(reading.read_bytes(_answer_path(folder, rank)), type=Answer)
+            found[rank] = msgspec.json.decode(reading.read_bytes(_answer_path(folder, rank)), type=RankReply)
     return found
 
 
@@ -307,7 +307,7 @@ def delete(folder: Path) -> None:
 
 
 def forget(run: Path) -> None:
-    """Nobody listens any more, and nobody has asked."""
+    """Remove the files by which a trainer says that it listens, and a launcher that it wants the end."""
     for name in (LISTENING, STOP):
         with suppress(OSError):
             (run / CHECKPOINTS / name).unlink()

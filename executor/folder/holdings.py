@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are whole over the folders of several hosts, where each host has one of its own.
+"""Which checkpoints of a run are complete over the run folders of several hosts.
 
 Every host says what its folder holds, whoever asked puts the answers together: a checkpoint is whole where each of its
 files is undamaged in one of the folders. Not here: one folder of all ranks (checkpoints.py), or asking the hosts
@@ -20,8 +20,8 @@ MOST = 4
 """Hosts or files that a sentence lists."""
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What one folder has of a checkpoint. `complete` is its COMPLETE, None where that is damaged or has not come;
+class HeldCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of one checkpoint in one folder. `complete` is its COMPLETE, None where that is damaged or absent;
     `files` are those of its files that are here undamaged, `wrong` the reasons why others are not."""
 
     step: int
@@ -30,28 +30,31 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     wrong: dict[str, str] = {}
 
 
-Holdings = Mapping[str, Collection[Held]]
+Holdings = Mapping[str, Collection[HeldCheckpoint]]
 """What each host's folder has, by the host's name."""
 
 
-def held(run: Path, contents: Collection[int] = ()) -> tuple[Held, ...]:
-    """What a run's folder here has of each checkpoint. Files are compared by size, those of the steps `contents` by
-    their digests."""
+def held(run: Path, contents: Collection[int] = ()) -> tuple[HeldCheckpoint, ...]:
+    """The files of each checkpoint in a run folder on this host. Files are compared by size, those of the steps
+    `contents` by their digests."""
     begun = [
-        Held(step=step, wrong={path.name: "was not completed"}) for step, path in sorted(checkpoints.unfinished(run))
+        HeldCheckpoint(step=step, wrong={path.name: "was not completed"})
+        for step, path in sorted(checkpoints.unfinished(run))
     ]
     named = sorted(checkpoints.steps_of(run).items())
     return (*begun, *(_held(step, folder, contents=step in contents) for step, folder in named))
 
 
-def _held(step: int, folder: Path, *, contents: bool) -> Held:
+def _held(step: int, folder: Path, *, contents: bool) -> HeldCheckpoint:
     try:
         found = checkpoints.complete(folder)
     except PlannerError as error:
-        return Held(step=step, wrong={COMPLETE: error.rule})
+        return HeldCheckpoint(step=step, wrong={COMPLETE: error.rule})
     present = {name: listed for name, listed in found.files.items() if (folder / name).exists()}
     wrong = checkpoints.faults(folder, present, contents=contents)
-    return Held(step=step, complete=found, files=tuple(name for name in present if name not in wrong), wrong=wrong)
+    return HeldCheckpoint(
+        step=step, complete=found, files=tuple(name for name in present if name not in wrong), wrong=wrong
+    )
 
 
 def whole(holdings: Holdings) -> dict[int, Complete]:

@@ -17,8 +17,8 @@ from typing import Annotated
 import msgspec
 
 from executor.folder import badloss, rundir
-from executor.folder.checkpoint_policy import Policy
-from executor.folder.rundir import Line, Word
+from executor.folder.checkpoint_policy import CheckpointSchedule
+from executor.folder.rundir import LineOfText, Word
 from executor.system.environment import added as checked
 from executor.system.environment import is_ours
 from executor.system.sources import sources
@@ -42,26 +42,26 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = "join/1"
     run_id: Word
-    plan_hash: Line
-    version: Line
-    code: Line
+    plan_hash: LineOfText
+    version: LineOfText
+    code: LineOfText
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
-    master: Line | None = None
+    master: LineOfText | None = None
     save_weights: bool = False
     script: tuple[str, ...] = ()
     environment: dict[str, str | None] = {}
     stall_s: Seconds | None = None
-    checkpoints: Policy | None = None
-    bad_loss: badloss.Policy = badloss.STOP
+    checkpoints: CheckpointSchedule | None = None
+    bad_loss: badloss.BadLossPolicy = badloss.STOP
     profile: Annotated[int, msgspec.Meta(ge=1)] | None = None
     resume: Annotated[str, msgspec.Meta(pattern=r"\Acheckpoints/step-[0-9]{1,18}\Z")] | None = None
-    start: Line | None = None
+    start: LineOfText | None = None
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
-    """How a node ended, in the words of run.json."""
+class NodeEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a node, in the terms of run.json."""
 
-    status: Line
+    status: LineOfText
     exit_code: int
     message: str
     cause: str = ""
@@ -74,16 +74,16 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = "joined/1"
     node: int
-    host: Line
-    process: Line
-    address: Line = ""
-    interface: Line = ""
+    host: LineOfText
+    process: LineOfText
+    address: LineOfText = ""
+    interface: LineOfText = ""
     versions: dict[str, str] = {}
     contents: dict[str, str] = {}
     argv: tuple[str, ...] = ()
     environment: dict[str, str] = {}
-    refusal: Line = ""
-    end: End | None = None
+    refusal: LineOfText = ""
+    end: NodeEnd | None = None
 
 
 @functools.cache
@@ -97,8 +97,8 @@ def code_digest() -> str:
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str | None]:
-    """What a person adds to the ranks' environment, as join.json keeps it: names, without their values, each of which
-    may be a secret. Folders of earlier versions have values of names that did not look like one."""
+    """Variables that a user adds to the ranks' environment, as join.json keeps them: names, without their values, each
+    of which may be a secret. Folders of earlier versions have values of names that did not look like one."""
     return {name: value if is_ours(name, value) else None for name, value in environment.items()}
 
 
@@ -108,7 +108,7 @@ def write(folder: Path, one: Joining) -> None:
 
 
 def read(folder: Path) -> Joining:
-    """What there is to join; refuses a folder that has nothing."""
+    """The run to join; refuses a folder without one."""
     if not (folder / JOIN).is_file():
         rule = f"holds no {JOIN}, so there is nothing to join"
         raise PlannerError("run", folder, rule, "Make the folder with executor run PLAN --dry-run -o RUN")
@@ -157,13 +157,13 @@ def read_joined(folder: Path) -> dict[int, Joined]:
 def environment_of(
     asked: Mapping[str, str | None], added: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the person adds to the ranks' environment: of the folder, of this command line, and secrets of this host's
-    own. PlannerError for what `--env` would refuse."""
+    """Variables that the user adds to the ranks' environment: from the folder, this command line, and secrets of this
+    host. PlannerError for what `--env` would refuse."""
     checked((f"{name}={value or ''}" for name, value in asked.items()), {})
     kept = {name: value for name, value in asked.items() if value is not None}
     for name in (name for name, value in asked.items() if value is None and name not in added):
         if name not in environment:
-            rule = "is not set here, and values of --env are kept in no run folder, as they may be secrets"
+            rule = "is not set here, and a run folder keeps no values of --env, which may be secrets"
             raise PlannerError("--env", name, rule, f"Set it here, or give --env {name}=VALUE")
         kept[name] = environment[name]
     return kept | dict(added)
@@ -183,5 +183,5 @@ def _place(folder: Path, node: int) -> Path:
 def _read(path: Path) -> Joined | None:
     try:
         return msgspec.json.decode(read_bytes(path), type=Joined)
-    except (OSError, *NOT_JSON):  # gone, or somebody else's
+    except (OSError, *NOT_JSON):  # gone, or another user's
         return None

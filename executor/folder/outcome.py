@@ -1,4 +1,4 @@
-"""What a run that failed left to go on with: whole weights after its last step, the newest checkpoint, a traceback.
+"""Remains of a failed run: complete weights after its last step, the newest checkpoint, a traceback.
 
 Not here: how a run ended (executor.watch.verdict), or going on (executor.run.resume).
 """
@@ -43,15 +43,15 @@ def way_on(folder: Path, *, writes: bool, kept: bool = False) -> list[str]:
     run = for_shell([os.path.relpath(folder)])
     found, _ = checkpoints.newest(folder, contents=False)
     if found is not None:
-        return [f"newest whole checkpoint: {found.name}", f"go on from it: executor resume {run}"]
+        return [f"newest whole checkpoint: {found.name}", f"resume from it: executor resume {run}"]
     if writes and kept:
         return [
             "no checkpoint is whole in this folder; hosts may keep parts of one",
-            f"go on from it: executor resume {run}",
+            f"resume from it: executor resume {run}",
         ]
     if writes:
         return ["no checkpoint was whole yet: start it again with executor run"]
-    return ["it wrote no checkpoints: start it again with executor run, and with --checkpoint-every to go on next time"]
+    return ["it wrote no checkpoints: start it again with executor run, with --checkpoint-every to be able to resume"]
 
 
 def traceback_of(log: Path | None, message: str) -> list[str]:

@@ -96,15 +96,15 @@ def check_owner(folder: Path, trusted: bool) -> None:
     for path in () if trusted else (folder, *sorted(folder.glob("*.json")), *folder.glob("*.sbatch")):
         owner = path.lstat().st_uid
         if str(owner) not in mine:
-            rule = f"belongs to another user (uid {owner}), who decides by it what runs here"
+            rule = f"belongs to another user (uid {owner}), who could change what it runs here"
             raise PlannerError("run", path, rule, "If you trust them, add --trust-owner", exit_code=3)
 
 
 def _taken(folder: Path, shared: bool, until: float) -> int:
     """A descriptor that has the lock."""
-    fix = "Put it where you may write"
+    fix = "Use a folder that you can write to"
     while True:
-        with refusing(OSError, "run", folder, "takes no file from you here", fix, exit_code=3):
+        with refusing(OSError, "run", folder, "is not writable for you", fix, exit_code=3):
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             free = _flock(lock, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)

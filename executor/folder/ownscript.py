@@ -37,7 +37,7 @@ def program(folder: Path, script: Sequence[str]) -> tuple[str, ...]:
     if not copy.is_file():  # a folder of an earlier version
         check_script(own)
         return tuple(script)
-    with refusing(OSError, "--script", own, "cannot be read", "Make the run folder anew"):
+    with refusing(OSError, "--script", own, "cannot be read", "Make the run folder again"):
         same = os.path.isfile(own) and read_bytes(own, SETTINGS_BYTES) == read_bytes(copy, SETTINGS_BYTES)
     return (own if same else str(copy.absolute()), *script[1:])
 

@@ -45,16 +45,16 @@ T = TypeVar("T")
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}"
 Word = Annotated[str, msgspec.Meta(pattern=rf"\A{_WORD}\Z")]
 WordOrNone = Annotated[str, msgspec.Meta(pattern=rf"\A(?:{_WORD})?\Z")]
-Line = Annotated[
+LineOfText = Annotated[
     str, msgspec.Meta(max_length=4096, pattern="\\A[^\\x00-\\x1f\\x7f-\\x9f\u2028-\u202e\u2066-\u2069]*\\Z")
 ]
-"""What somebody else may have written into a run folder where an id is read, which may become part of a name, and where
-a text is, which may be shown: the decoder refuses others."""
+"""Text of a run folder that another user may have written: an id, which may become part of a name, and a line, which
+may be shown. The decoder refuses others."""
 FolderState = Literal["whole", "deleted", "full"]
 
 
 class RankError(msgspec.Struct, frozen=True, kw_only=True):
-    """failed/rank-N.json: what a rank says of its own end (executor.worker.world.lastwords).
+    """failed/rank-N.json: a rank's report of its own end (executor.worker.world.lastwords).
 
     `kind` is the exception's type, "" where an earlier version wrote the file; `time_ns` is Unix time; `errno` is the
     system's, where a system call failed. `refusal` says that our own code refused to go on, with the `exit_code` of the
@@ -73,7 +73,7 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True):
     out_of_memory: bool = False
 
 
-class Launcher(msgspec.Struct, frozen=True, kw_only=True):
+class LauncherProcess(msgspec.Struct, frozen=True, kw_only=True):
     """launcher.json: the process that started a run and watches it, so that its end can be noticed later.
 
     `process` is its identity (processes.py), which means something on this machine, since this boot and in this PID
@@ -83,7 +83,7 @@ class Launcher(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "launcher/1"
     run_id: Word
     process: Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,10}:[0-9]{1,20}\Z")]
-    host: Line
+    host: LineOfText
     machine: str
     boot: str
     namespace: str
@@ -98,7 +98,7 @@ def default_folder(plan: Plan, now: datetime | None = None) -> Path:
         strategy = plan.layout.engine
     if plan.job.method != "full":
         strategy = f"{plan.job.method}-{strategy}"
-    # The model's name comes from a file somebody wrote: only what is safe in a path survives.
+    # The model's name comes from a file of unknown origin: only what is safe in a path survives.
     model = re.sub(r"[^A-Za-z0-9._-]+", "-", plan.model.name).strip("-.") or "model"
     return Path(DEFAULT_PARENT) / f"{model}-{strategy}-{stamp}"
 
@@ -114,7 +114,7 @@ def check_new(folder: Path, option: str = "--run-dir") -> None:
     if folder.is_file():
         raise PlannerError(option, folder, "is a file", "Name a folder that does not exist yet")
     if folder.is_dir():
-        raise PlannerError(option, folder, "exists, and a run never mixes with another", "Name a new folder")
+        raise PlannerError(option, folder, "exists, and a run needs a new folder", "Name a new folder")
     check_folder(folder, option)
 
 
@@ -209,10 +209,10 @@ def read_record(folder: Path) -> RunRecord | None:
     return read_json(path, RunRecord) if path.is_file() else None
 
 
-def read_launcher(folder: Path) -> Launcher | None:
+def read_launcher(folder: Path) -> LauncherProcess | None:
     """launcher.json, or None where an earlier version made the folder."""
     path = folder / LAUNCHER
-    return read_json(path, Launcher) if path.is_file() else None
+    return read_json(path, LauncherProcess) if path.is_file() else None
 
 
 def read_launch(folder: Path) -> LaunchSpec | None:
@@ -222,17 +222,17 @@ def read_launch(folder: Path) -> LaunchSpec | None:
 
 
 def read_measured(folder: Path) -> tuple[Measured, ...]:
-    """What the ranks measured, by rank. A rank without a file is absent."""
+    """Measurements of the ranks, by rank. A rank without a file is absent."""
     return tuple(read_json(path, Measured) for _, path in _rank_files(folder / MEASURED))
 
 
 def read_mesh(folder: Path) -> dict[int, dict[str, Any]]:
-    """What each rank said of the process group it found itself in, by rank."""
+    """The process group that each rank reports, by rank."""
     return {rank: read_json(path, dict[str, Any]) for rank, path in _rank_files(folder / MESH)}
 
 
 def read_states(folder: Path) -> dict[int, str]:
-    """How far each rank says that it has come into its process group (executor.watch.rollcall), by rank."""
+    """The state of joining that each rank reports (executor.watch.rollcall), by rank."""
     return {rank: str(read_json(path, dict[str, Any]).get("state")) for rank, path in _rank_files(folder / STATES)}
 
 
@@ -252,7 +252,7 @@ def script_of(folder: Path) -> str | None:
 
 
 def read_errors(folder: Path) -> dict[int, RankError]:
-    """What ranks wrote before they ended badly, by rank."""
+    """The reports of ranks that failed, by rank."""
     return {rank: _timed(read_json(path, RankError), path) for rank, path in _rank_files(folder / FAILED)}
 
 
@@ -288,8 +288,8 @@ def read_validation(folder: Path) -> tuple[tuple[int, float], ...]:
 
 
 class Checkpointed(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that the trainer told of: `step` steps were done, training stood still for `pause_s`, and it was
-    complete after `write_s`. `error` is why there is none."""
+    """A checkpoint in the trainer's log: after `step` steps, with training paused for `pause_s`, and complete after
+    `write_s`. `error` is why there is none."""
 
     step: int
     bytes: int
@@ -299,7 +299,7 @@ class Checkpointed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_checkpoints(folder: Path) -> tuple[Checkpointed, ...]:
-    """What rank 0 logged of every checkpoint."""
+    """Rank 0's log entries of checkpoints."""
     return tuple(
         Checkpointed(
             step=line.step, bytes=line.checkpoint_bytes, pause_s=line.pause_s, write_s=line.write_s, error=line.error
@@ -368,7 +368,7 @@ def rank_logs(folder: Path) -> list[Path]:
 
 
 def agent_log(folder: Path, node: int) -> Path:
-    """What one node's torchrun itself said."""
+    """The log of one node's torchrun."""
     return folder / LOGS / f"node-{node}" / "agent.log"
 
 

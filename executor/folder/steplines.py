@@ -24,7 +24,7 @@ Lines = list[tuple[bytes, Logged]]
 
 
 def read(path: Path) -> Lines:
-    """Every line as it stands in the file, and what it says; a last line cut short is dropped."""
+    """Every line as it stands in the file, and its content; a truncated last line is dropped."""
     return (
         list(decoded(reading.read_bytes(path, reading.LOG_BYTES).rpartition(b"\n")[0].splitlines()))
         if path.is_file()
@@ -33,7 +33,7 @@ def read(path: Path) -> Lines:
 
 
 def parted(run: Path, step: int) -> tuple[Lines, Lines]:
-    """Lines of a run's metrics.jsonl up to so many steps, and those after. The validation that follows a checkpoint is
+    """Lines of a run's metrics.jsonl up to `step` steps, and those after. The validation that follows a checkpoint is
     made again: it may have been cut short. A rollback stays: its batches are left out for good."""
     parts: tuple[Lines, Lines] = ([], [])
     for raw, line in read(run / rundir.METRICS):
@@ -43,7 +43,7 @@ def parted(run: Path, step: int) -> tuple[Lines, Lines]:
 
 
 def decoded(raws: Iterable[bytes]) -> Iterator[tuple[bytes, Logged]]:
-    """Each of these lines that can be read, and what it says."""
+    """Each of these lines that can be read, and its content."""
     for raw in raws:
         with suppress(*NOT_JSON):
             yield raw, msgspec.json.decode(raw, type=Logged)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from executor.folder import rundir
-from executor.follow.view import Lookout, View, host_names
+from executor.follow.view import Lookout, RunView, host_names
 from executor.run import attempts
 from executor.watch.supervise import Echo, Followed, LogFollower
 from planner.basics import reading
@@ -21,7 +21,7 @@ from planner.basics.errors import PlannerError
 POLL_S = 0.5
 
 
-def follow(folder: Path, rank: int | None, *, from_start: bool, echo: Echo) -> View:
+def follow(folder: Path, rank: int | None, *, from_start: bool, echo: Echo) -> RunView:
     """Pass on what the ranks print until the run ends; how it ended. `rank`: this one's alone. `from_start`: all that
     they have printed since the run began, in its earlier starts too."""
     lookout = Lookout(folder)
@@ -56,8 +56,7 @@ def ranks_of(folder: Path, rank: int | None, *, there: bool = True) -> Sequence[
 
 
 def _joined(follower: LogFollower, ranks: Sequence[int]) -> LogFollower:
-    """The same, of more of these ranks: one is followed from when its log is there, since its host has said by then who
-    it is."""
+    """Follows further ranks, each as soon as its log exists: its host has reported its name by then."""
     if len(follower.follow) < len(ranks):
         plan = rundir.read_run_plan(follower.folder)
         hosts, a_node = host_names(follower.folder, plan), plan.layout.world_size // plan.cluster.nodes

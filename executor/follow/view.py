@@ -1,4 +1,4 @@
-"""What a run's folder shows of the run while it goes: state, progress, ranks, checkpoint, restarts.
+"""The view of a run that its folder gives while it is running: state, progress, ranks, checkpoint, restarts.
 
 Only files of the folder are read, and nothing is ended, from any machine that sees it. Not here: how it is drawn
 (view_text.py), or ending what a killed launcher left (reap.py).
@@ -24,7 +24,7 @@ from executor.folder.rundir import Logged
 from executor.launchers.slurm import read_job
 from executor.run import attempts
 from executor.run.reap import Standing, lost, seen, standing
-from executor.watch.stragglers import Straggler, Turn, find
+from executor.watch.stragglers import StepTimes, Straggler, find
 from executor.watch.verdict import NODE_LOST, NOT_MET
 from planner.basics import reading
 from planner.spec.plan import Plan
@@ -38,13 +38,13 @@ LOOK_S = 1.0
 ASK_S = 10.0
 """How often Slurm is asked: all who use it share one server."""
 SETTLED_S = 60.0
-"""A start that failed is the run's end where nothing followed it for so long, if another could follow."""
+"""Seconds without another start after which a failed one counts as the run's end, if another could follow."""
 MAKING_S = 5.0
-"""A folder without launcher and record is taken for one that is being made for so long."""
+"""Seconds for which a folder without launcher and record counts as being made."""
 TAIL_BYTES = 256 * 1024
 RECENT_STEPS, RECENT_TURNS = 20, 100
 FOLLOWED = 128
-"""Exit codes above it are signals': such an end is nobody's failure, and no start follows."""
+"""Exit codes above it are signals': such an end is not a failure, and no start follows."""
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """How an earlier start of the run ended, after which step, and after which step the next went on."""
+    """End of an earlier start of the run: after which step, and from which step the next one resumed."""
 
     status: str
     cause: str
@@ -77,7 +77,7 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     resumed_from: int
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `executor watch --json`. `status` is a word of the constants above while the run goes, and run.json's
     once it has ended; `exit_code` is None until then. `step` steps of `steps` are done."""
 
@@ -117,8 +117,8 @@ class Lookout:
     def __post_init__(self) -> None:
         self.plan = rundir.read_run_plan(self.folder)
 
-    def look(self) -> View:
-        """How the run stands now."""
+    def look(self) -> RunView:
+        """The present state of the run."""
         self.plan = rundir.read_run_plan(self.folder)  # a start that follows may be in another layout
         self._hear()
         stands, lines = self.standing(), tail(self.folder)
@@ -126,7 +126,7 @@ class Lookout:
         period, tokens = _period_s(steps), [line.tokens or 0 for line in steps[-RECENT_STEPS:]]
         done, wanted = steps[-1].step + 1 if steps else 0, self.plan.job.recipe.steps
         going = stands.exit_code is None
-        return View(
+        return RunView(
             run_dir=str(self.folder),
             status=stands.status,
             message=stands.message,
@@ -143,7 +143,7 @@ class Lookout:
         )
 
     def standing(self) -> Standing:
-        """State, sentence, and the exit code of a run that is over: nothing goes on, and nothing follows."""
+        """State, sentence, and the exit code of a run that has ended."""
         record, launcher = rundir.read_record(self.folder), attempts.last_launcher(self.folder)
         where = seen(launcher) if launcher is not None else None
         if record is not None:
@@ -157,8 +157,8 @@ class Lookout:
             return Standing(AGAIN)
         met, world = len(rundir.ranks_in(self.folder / rundir.MESH)), self.plan.layout.world_size
         begun = met >= world or any(said.stage != alive.START for said, _ in self._heard.values())
-        word = "" if begun else f"{met} of {world} ranks have met"
-        unseen = f"its launcher on {launcher.host} cannot be seen from here" if where == "elsewhere" else ""
+        word = "" if begun else f"{met} of {world} ranks have joined"
+        unseen = f"its launcher on {launcher.host} is not visible from here" if where == "elsewhere" else ""
         return Standing(RUNNING if begun else STARTING, "; ".join(filter(None, (word, unseen))))
 
     def _unlaunched(self) -> Standing:
@@ -175,7 +175,7 @@ class Lookout:
         return found
 
     def _asked(self) -> Standing:
-        """As `executor status` has it. It asks Slurm after a job that was submitted."""
+        """The state as `executor status` prints it. It asks Slurm after a job that was submitted."""
         if read_job(self.folder) is None or self._job is None or self.clock() >= self._job[1] + ASK_S:
             self._job = standing(self.folder), self.clock()
         return self._job[0]
@@ -198,7 +198,7 @@ class Lookout:
                 self._heard[rank] = said, self.clock() - (0.0 if before else self._age_s(rank))
 
     def _stragglers(self, steps: Sequence[Logged]) -> tuple[Straggler, ...]:
-        turns = [Turn(line.step, line.step_s or 0.0, line.busy_s) for line in steps if line.busy_s]
+        turns = [StepTimes(line.step, line.step_s or 0.0, line.busy_s) for line in steps if line.busy_s]
         firsts = {0, *(one.resumed_from for one in self._restarts)}
         return find(self.plan, turns[-RECENT_TURNS:], host_names(self.folder, self.plan), firsts)
 

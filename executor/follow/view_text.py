@@ -15,7 +15,7 @@ from typing import TextIO
 import msgspec
 
 from executor.folder import alive
-from executor.follow.view import CheckpointView, RankView, Restart, View
+from executor.follow.view import CheckpointView, RankView, Restart, RunView
 from executor.watch.stragglers import sentence
 from planner.basics.quoting import for_terminal
 from planner.basics.units import format_bytes, format_seconds
@@ -23,7 +23,7 @@ from planner.basics.units import format_bytes, format_seconds
 UP, ERASE_BELOW = "\x1b[{}A", "\r\x1b[J"
 FEWEST_RANKS = 4
 SILENT = "nothing heard"
-LEAVE = "Ctrl-C ends the watching, not the run"
+LEAVE = "Ctrl-C stops watching, not the run"
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Screen:
     stream: TextIO
     _lines: int = 0
 
-    def show(self, view: View) -> None:
+    def show(self, view: RunView) -> None:
         """Draw it, cut to the terminal's size; the last look stays."""
         columns, rows = shutil.get_terminal_size()
         lines = [for_terminal(line)[: columns - 1] for line in screen(view, rows - 1)]
@@ -48,10 +48,10 @@ class Changes:
 
     stream: TextIO
     as_json: bool = False
-    _last: View | None = None
+    _last: RunView | None = None
     _told: set[tuple[object, ...]] = field(default_factory=set)
 
-    def show(self, view: View) -> None:
+    def show(self, view: RunView) -> None:
         """Write what is new in it."""
         known = msgspec.structs.replace(
             view, ranks=tuple(msgspec.structs.replace(one, age_s=None) for one in view.ranks) if self.as_json else ()
@@ -63,19 +63,19 @@ class Changes:
         self.stream.flush()
         self._last = known
 
-    def _new(self, view: View) -> list[str]:
+    def _new(self, view: RunView) -> list[str]:
         before = len(self._last.restarts) if self._last else 0
-        told = [f"start {number}: {restart_text(one)}" for number, one in enumerate(view.restarts, 1)][before:]
+        lines = [f"start {number}: {restart_text(one)}" for number, one in enumerate(view.restarts, 1)][before:]
         for one in view.stragglers:
             what = one.rank, one.kind, one.at
-            told += [sentence(one)] * (what not in self._told)
+            lines += [sentence(one)] * (what not in self._told)
             self._told.add(what)
         saved = f"  {checkpoint_text(view.checkpoint)}" if view.checkpoint is not None else ""
-        return [*told, summary(view) + saved]
+        return [*lines, summary(view) + saved]
 
 
-def screen(view: View, rows: int) -> list[str]:
-    """All of it, in so many rows: ranks that are behind, or silent for longest, come first where not all find room."""
+def screen(view: RunView, rows: int) -> list[str]:
+    """The view in at most `rows` lines: ranks that are behind, or silent for longest, come first if not all fit."""
     lines = [f"{view.run_dir} · {len(view.ranks)} rank{'s' * (len(view.ranks) != 1)}", summary(view)]
     if view.checkpoint is not None:
         at = view.checkpoint.time
@@ -90,11 +90,11 @@ def screen(view: View, rows: int) -> list[str]:
     width = max((len(one.host) for one in shown), default=4)
     lines += [f"  rank  {'host':{width}}  step  now", *(_rank(one, width) for one in shown)]
     if len(shown) < len(view.ranks):
-        lines.append(f"  and {len(view.ranks) - len(shown)} ranks that are further or heard of later")
+        lines.append(f"  and {len(view.ranks) - len(shown)} ranks that are further ahead or reported later")
     return lines if view.over else [*lines, LEAVE]
 
 
-def summary(view: View) -> str:
+def summary(view: RunView) -> str:
     """State, step and speed in a line."""
     parts = [f"{view.status}: {view.message}" if view.message else view.status]
     if view.step or not view.over:
@@ -114,13 +114,13 @@ def checkpoint_text(one: CheckpointView) -> str:
 
 
 def restart_text(one: Restart) -> str:
-    """How an earlier start ended, and from where the next went on."""
+    """End of an earlier start, and the step from which the next one resumed."""
     why = f" ({one.message.rstrip('.')})" if one.message else ""
-    return f"{one.status} after step {one.steps}{why}; went on after step {one.resumed_from}"
+    return f"{one.status} after step {one.steps}{why}; resumed after step {one.resumed_from}"
 
 
 def writer(as_json: bool) -> Screen | Changes:
-    """How a run is shown on this process's stdout."""
+    """The function that shows a run on this process's stdout."""
     if sys.stdout.isatty() and not as_json and os.environ.get("TERM") != "dumb":
         return Screen(sys.stdout)
     return Changes(sys.stdout, as_json)
@@ -129,5 +129,5 @@ def writer(as_json: bool) -> Screen | Changes:
 def _rank(one: RankView, width: int) -> str:
     now = one.stage or SILENT
     if one.age_s is not None and one.stage != alive.END:
-        now += f", said {format_seconds(one.age_s) if one.age_s >= 1 else 'less than 1 s'} ago"
+        now += f", reported {format_seconds(one.age_s) if one.age_s >= 1 else 'less than 1 s'} ago"
     return f"  {one.rank:4d}  {one.host:{width}}  {one.step:4d}  {now}"

@@ -1,4 +1,4 @@
-"""The first code on a host that is reached by ssh: finds the launcher's code there, or takes it in, and goes on.
+"""The first code on a host that is reached by ssh: finds the launcher's code there, or receives it, and runs it.
 
 It is sent as text to `python -c`, so it imports nothing of ours before it has it, and any Python 3 reads it. Not here:
 what the host is then asked (remote.py), or sending (ssh.py).
@@ -60,7 +60,7 @@ def main():  # type: ignore[no-untyped-def]  # noqa: ANN201
 
 
 def cache():  # type: ignore[no-untyped-def]  # noqa: ANN201
-    """Where code is kept between runs, one folder for each digest."""
+    """The folder that keeps code between runs, one subfolder for each digest."""
     own = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(own, CODE)
 

@@ -1,5 +1,4 @@
-"""From which checkpoint a run on hosts that ssh reaches goes on, where they do not see the run folder: what each host
-has is asked, and put together.
+"""The checkpoint from which a run resumes on ssh hosts that do not see the run folder: each host reports its files.
 
 Not here: what makes a checkpoint whole over several folders (holdings.py), or the answer of a host (node.py).
 """
@@ -13,12 +12,12 @@ import msgspec
 
 from executor.folder import holdings
 from executor.folder.checkpoints import CHECKPOINTS, STEP
-from executor.folder.holdings import Held
+from executor.folder.holdings import HeldCheckpoint
 from executor.hosts import ssh
-from executor.hosts.hosts import Machine
-from executor.hosts.ssh import Contact
+from executor.hosts.hosts import HostEntry
+from executor.hosts.ssh import Connections
 from executor.run import attempts
-from executor.run.attempts import Place, read_asked
+from executor.run.attempts import ResumePoint, read_asked
 from planner.basics.errors import PlannerError
 
 LIST_S, READ_S = 60.0, 3600.0
@@ -26,7 +25,7 @@ LIST_S, READ_S = 60.0, 3600.0
 HERE = "this machine"
 
 
-def newest(run: Path, machines: Sequence[Machine]) -> Place:
+def newest(run: Path, machines: Sequence[HostEntry]) -> ResumePoint:
     """The highest step whose checkpoint is whole over the folders of these hosts. PlannerError (exit code 3) where none
     is, and hosts that do not answer may have what is missing."""
     asked = read_asked(run)
@@ -42,13 +41,13 @@ def newest(run: Path, machines: Sequence[Machine]) -> Place:
 
 def _whole(
     run: Path,
-    contact: Contact,
+    contact: Connections,
     request: Mapping[str, object],
     listed: holdings.Holdings,
     silent: list[str],
     *,
     here: bool,
-) -> Place:
+) -> ResumePoint:
     """The newest one whose files have been read by the hosts that have them."""
     read: list[int] = []
     while True:
@@ -59,16 +58,16 @@ def _whole(
         read.append(best.step)
         _, listed, silent = _asked(contact, {**request, "contents": read}, READ_S)
     if best is not None:
-        return Place(run / CHECKPOINTS / STEP.format(best.step), best.step, tuple(skipped), best)
+        return ResumePoint(run / CHECKPOINTS / STEP.format(best.step), best.step, tuple(skipped), best)
     if why := holdings.lost(holding, silent):
         fix = "Bring the host back, or start anew with the run folder on a disk that all hosts share"
         raise PlannerError("checkpoint", None, why, fix, exit_code=3)
-    return Place(None, 0, tuple(skipped))
+    return ResumePoint(None, 0, tuple(skipped))
 
 
 def _asked(
-    contact: Contact, request: Mapping[str, object], timeout_s: float
-) -> tuple[list[str], dict[str, tuple[Held, ...]], list[str]]:
+    contact: Connections, request: Mapping[str, object], timeout_s: float
+) -> tuple[list[str], dict[str, tuple[HeldCheckpoint, ...]], list[str]]:
     """(hosts that see the run folder, what the others hold, hosts that do not answer)."""
     shared, found, silent = [], {}, []
     for one in contact.ask(request, timeout_s):
@@ -78,5 +77,5 @@ def _asked(
         elif one.value["shared"]:
             shared.append(name)
         else:
-            found[name] = msgspec.convert(one.value["held"], tuple[Held, ...])
+            found[name] = msgspec.convert(one.value["held"], tuple[HeldCheckpoint, ...])
     return shared, found, silent

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from executor.hosts import ssh
-from executor.hosts.hosts import Machine, read_hosts
+from executor.hosts.hosts import HostEntry, read_hosts
 from executor.preflight import preflight
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError
@@ -19,12 +19,12 @@ from planner.spec.plan import Plan
 class Fleet(NamedTuple):
     """`used` are the hosts by node; `spares` take the places of lost ones, in their order."""
 
-    used: tuple[Machine, ...]
-    spares: tuple[Machine, ...] = ()
+    used: tuple[HostEntry, ...]
+    spares: tuple[HostEntry, ...] = ()
 
 
 def fleet_of(path: Path, plan: Plan, nodes: int, echo: Echo) -> Fleet:
-    """The hosts of a file for so many nodes; refuses too few, and one with fewer slots than its node has ranks."""
+    """The hosts of a file for `nodes` nodes; refuses too few, and one with fewer slots than its node has ranks."""
     found = read_hosts(path)
     if len(found) < nodes:
         rule = f"names {len(found)} host(s), and the plan has {nodes} nodes"
@@ -37,12 +37,12 @@ def fleet_of(path: Path, plan: Plan, nodes: int, echo: Echo) -> Fleet:
             raise PlannerError(f"--hosts line {machine.line}", machine.name, rule, "Plan for more nodes, or give more")
     spares = tuple(one for one in found[nodes:] if one not in small)
     if len(found) > nodes:
-        kept = f"; {', '.join(one.name for one in spares)} can take a lost one's place" if spares else ""
-        echo(f"of {len(found)} hosts the first {nodes} are used: the plan has {nodes} nodes{kept}")
+        kept = f"; {', '.join(one.name for one in spares)} can replace a lost host" if spares else ""
+        echo(f"using the first {nodes} of {len(found)} hosts: the plan has {nodes} nodes{kept}")
     return Fleet(found[:nodes], spares)
 
 
-def left(fleet: Fleet, echo: Echo) -> tuple[Machine, ...]:
+def left(fleet: Fleet, echo: Echo) -> tuple[HostEntry, ...]:
     """The hosts that answer, those of nodes first; says which of those does not. Refuses (exit code 3) where none does.
 
     A host that is only slow to come back counts as lost.

@@ -33,7 +33,7 @@ EXAMPLE = "Try a line such as: node1 slots=8 python=/opt/venv/bin/python"
 
 
 @dataclass(frozen=True)
-class Machine:
+class HostEntry:
     """One host. `name` is what ssh is given, `slots` how many ranks it takes at most (None: not said).
 
     `python` is an interpreter there (None: this one's path where the host has it, else python3). `prelude` is a line
@@ -51,7 +51,7 @@ class Machine:
     line: int = 0
 
 
-def read_hosts(path: Path) -> tuple[Machine, ...]:
+def read_hosts(path: Path) -> tuple[HostEntry, ...]:
     """The hosts of a file, as nodes from 0 on. Refuses, with the line's number, what is no host."""
     try:
         text = read_text(path)
@@ -62,8 +62,8 @@ def read_hosts(path: Path) -> tuple[Machine, ...]:
             f"cannot be read ({error.strerror})",
             "Give a file with one host a line, or auto, loopback or namespaces",
         ) from None
-    found: list[Machine] = []
-    defaults = Machine("")
+    found: list[HostEntry] = []
+    defaults = HostEntry("")
     seen: dict[tuple[str, str | None, int | None], int] = {}
     for number, line in enumerate(text.split("\n"), 1):
         names, settings = _words(path, number, line)
@@ -94,17 +94,17 @@ def _words(path: Path, number: int, line: str) -> tuple[str, list[str]]:
     except ValueError as error:
         raise _refused(path, number, line.strip(), f"cannot be read ({error})", "Close every quote") from None
     if any(not char.isprintable() for word in words for char in word):
-        raise _refused(path, number, line.strip(), "has a character that is not printed", "Remove it")
+        raise _refused(path, number, line.strip(), "has an unprintable character", "Remove it")
     return (words[0], words[1:]) if words else ("", [])
 
 
-def _machines(path: Path, number: int, names: str, settings: list[str], defaults: Machine) -> Iterator[Machine]:
+def _machines(path: Path, number: int, names: str, settings: list[str], defaults: HostEntry) -> Iterator[HostEntry]:
     """The hosts of one line."""
     user, at, rest = names.rpartition("@")
     settings = [*settings, f"user={user}"] if at else settings
     for name in _ranged(path, number, rest):
         if not NAME.fullmatch(name):
-            rule = "is no name of a host: letters, digits, dots, colons and inner dashes"
+            rule = "is not a host name: letters, digits, dots, colons and inner dashes"
             raise _refused(path, number, name, rule, EXAMPLE)
         yield _set(replace(defaults, name=name, line=number), settings, path)
 
@@ -121,18 +121,18 @@ def _ranged(path: Path, number: int, text: str) -> Iterator[str]:
         first, dash, last = part.partition("-")
         last = last if dash else first
         if not (DIGITS.fullmatch(first) and DIGITS.fullmatch(last)) or int(first) > int(last):
-            raise _refused(path, number, text, f"has a range {part!r} that is none", "Try n[01-04]")
+            raise _refused(path, number, text, f"has the malformed range {part!r}", "Try n[01-04]")
         for one in range(int(first), int(last) + 1):
             yield from _ranged(path, number, f"{found['head']}{one:0{len(first)}}{found['rest']}")
 
 
-def _set(machine: Machine, settings: list[str], path: Path) -> Machine:
-    """A host with what its line says of it."""
+def _set(machine: HostEntry, settings: list[str], path: Path) -> HostEntry:
+    """A host with the settings of its line."""
     for setting in settings:
         word, equals, value = setting.partition("=")
         if word not in WORDS or not equals:
             fix = did_you_mean(word, WORDS)
-            raise _refused(path, machine.line, setting, "is nothing that is said of a host", fix)
+            raise _refused(path, machine.line, setting, "is not a setting of a host", fix)
         machine = replace(machine, **{word: _value(path, machine.line, word, value)})  # type: ignore[arg-type]
     return machine
 
@@ -141,10 +141,10 @@ def _value(path: Path, number: int, word: str, value: str) -> str | int:
     if word in ("slots", "port"):
         most = 2**16 - 1
         if not re.fullmatch(r"[0-9]{1,5}", value) or not 1 <= int(value) <= most:
-            raise _refused(path, number, f"{word}={value}", f"is no number from 1 to {most}", f"Try {word}=8")
+            raise _refused(path, number, f"{word}={value}", f"is not a number from 1 to {most}", f"Try {word}=8")
         return int(value)
     if word == "user" and not USER.fullmatch(value):
-        raise _refused(path, number, f"user={value}", "is no name of a user", "Try user=me")
+        raise _refused(path, number, f"user={value}", "is not a user name", "Try user=me")
     if word == "container":
         try:
             shlex.split(value)
@@ -163,24 +163,24 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
     """hosts.json."""
 
     schema: str = "hosts/1"
-    hosts: tuple[Machine, ...]
+    hosts: tuple[HostEntry, ...]
 
 
-def keep_hosts(run: Path, machines: tuple[Machine, ...]) -> None:
+def keep_hosts(run: Path, machines: tuple[HostEntry, ...]) -> None:
     """Write the hosts of a run into its folder, for its owner alone to read."""
     rundir.write_json(run / rundir.HOSTS, _Kept(hosts=machines), private=True)
 
 
-def kept_hosts(run: Path) -> tuple[Machine, ...]:
+def kept_hosts(run: Path) -> tuple[HostEntry, ...]:
     """The hosts that a run was started on, by node; refuses what no host file could have said."""
     path = run / rundir.HOSTS
     machines = rundir.read_json(path, _Kept).hosts
     for number, one in enumerate(machines, 1):
         said = [f"{word}={value}" for word in WORDS if (value := getattr(one, word)) is not None]
         if any(not char.isprintable() for text in said for char in text):
-            raise _refused(path, number, one.name, "has a character that is not printed", "Name them: --hosts FILE")
-        if replace(next(_machines(path, number, one.name, said, Machine(""))), line=one.line) != one:
-            raise _refused(path, number, one.name, "is no name of one host", "Name them: --hosts FILE")
+            raise _refused(path, number, one.name, "has an unprintable character", "Name them: --hosts FILE")
+        if replace(next(_machines(path, number, one.name, said, HostEntry(""))), line=one.line) != one:
+            raise _refused(path, number, one.name, "is not one host name", "Name them: --hosts FILE")
     if len(machines) > MOST_HOSTS:
         raise _refused(
             path, MOST_HOSTS, len(machines), f"names more than {MOST_HOSTS} hosts", "Name them: --hosts FILE"
@@ -188,8 +188,8 @@ def kept_hosts(run: Path) -> tuple[Machine, ...]:
     return machines
 
 
-def named(machines: tuple[Machine, ...]) -> str:
-    """Which hosts these are, for somebody who is to say whether they are reached, with what runs on them first."""
+def named(machines: tuple[HostEntry, ...]) -> str:
+    """Description of these hosts for the user who confirms them, with the commands that run on them first."""
     more = [f"{word} {value!r}" for word in ("prelude", "container", "python")
             for value in dict.fromkeys(getattr(one, word) for one in machines) if value]  # fmt: skip
     users = (f"{one.user}@" if one.user else "" for one in machines)

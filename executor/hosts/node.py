@@ -24,7 +24,7 @@ from executor.folder.alive import ALIVE
 from executor.folder.checkpoints import CHECKPOINTS
 from executor.folder.joining import Joining
 from executor.hosts import boot
-from executor.hosts.remote import END_S, Link
+from executor.hosts.remote import END_S, LauncherConnection
 from executor.run import attempts, join
 from executor.run.reap import GRACE_S, reap
 from executor.system import processes
@@ -45,9 +45,9 @@ GROWING = (".jsonl", ".log")
 EARLY = (*GROWING, ".json")
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node has to know. `folder` is the launcher's run folder, `files` what is in it, `place` where a folder is
-    to be made on a host that does not see it (None: in the cache of the user)."""
+class HostRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The launcher's request to be a node. `folder` is the launcher's run folder, `files` what is in it, `place` where
+    a folder is to be made on a host that does not see it (None: in the cache of the user)."""
 
     kind: str
     node: int
@@ -62,8 +62,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A question for what a host has of a run's checkpoints: `folder`, `place` and `kept` as in Asked. Files of the
-    steps `contents` are read."""
+    """Asks what a host has of a run's checkpoints: `folder`, `place` and `kept` as in HostRequest. Files of the steps
+    `contents` are read."""
 
     kind: str
     folder: str
@@ -72,14 +72,14 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     contents: tuple[int, ...] = ()
 
 
-def answer(request: Message, link: Link) -> Message:
+def answer(request: Message, link: LauncherConnection) -> Message:
     """Be the node until it ends; how it ended, in the words of run.json."""
-    asked = msgspec.convert(request, Asked)
+    asked = msgspec.convert(request, HostRequest)
     reap()
     with received_signals() as signals, _folder(asked) as (folder, shared):
         signals.extend(link.stops)
         link.stops = signals  # a launcher's stop and a signal to this process are one thing
-        mine = join.Asked(
+        mine = join.NodeRequest(
             node=asked.node, master=asked.master, env=asked.env, meet_s=float("inf"), launched=True, host=asked.host
         )
 
@@ -105,24 +105,24 @@ def answer(request: Message, link: Link) -> Message:
 
 
 def held(request: Message) -> Message:
-    """What this host has of a run's checkpoints beside those in the launcher's own folder, where it sees that."""
+    """A run's checkpoints on this host, apart from those in the launcher's folder if this host sees it."""
     wanted = msgspec.convert(request, Wanted)
     with suppress(PlannerError):
         own = Path(wanted.folder)
-        if rundir.read_json(own / attempts.ASKED, attempts.Asked).kept == wanted.kept and os.access(own, os.W_OK):
+        if rundir.read_json(own / attempts.ASKED, attempts.RunRequest).kept == wanted.kept and os.access(own, os.W_OK):
             return {"shared": True, "held": []}
     found = holdings.held(_kept(wanted.place, wanted.kept), wanted.contents)
     return {"shared": False, "held": msgspec.to_builtins(found)}
 
 
 def _kept(place: str | None, name: str) -> Path:
-    """Where a host without the launcher's run folder keeps its part of checkpoints: a folder that holds `checkpoints`,
-    as a run folder does."""
+    """The place where a host without the launcher's run folder keeps its part of checkpoints: a folder that holds
+    `checkpoints`, as a run folder does."""
     runs = _runs(place)
     return (runs.parent if place is None else runs) / KEPT / name
 
 
-def _keep(folder: Path, asked: Asked) -> Path:
+def _keep(folder: Path, asked: HostRequest) -> Path:
     """Have a run folder's checkpoints where they stay when it goes; where that is."""
     there = _kept(asked.place, asked.kept) / CHECKPOINTS
     with _making(there):
@@ -145,12 +145,12 @@ def reaped(request: Message) -> Message:
 
 
 def _runs(place: str | None) -> Path:
-    """Where run folders are made on a host that does not see the launcher's."""
+    """The place of run folders on a host that does not see the launcher's."""
     return Path(place).expanduser() if place else Path(boot.cache()).parent / RUNS
 
 
 @contextmanager
-def _folder(asked: Asked) -> Iterator[tuple[Path, bool]]:
+def _folder(asked: HostRequest) -> Iterator[tuple[Path, bool]]:
     """The run folder: the launcher's own where it is to be seen and written here, else one that goes away again."""
     if _is_seen(asked):
         os.chdir(asked.folder)
@@ -169,7 +169,7 @@ def _folder(asked: Asked) -> Iterator[tuple[Path, bool]]:
         _remove(place)
 
 
-def _is_seen(asked: Asked) -> bool:
+def _is_seen(asked: HostRequest) -> bool:
     """Whether the launcher's own run folder is seen and may be written here."""
     own = Path(asked.folder)
     with suppress(PlannerError):
@@ -232,7 +232,7 @@ class Mirror:
     """Sends what is new in a run folder, apart from the files that came with it."""
 
     folder: Path
-    link: Link
+    link: LauncherConnection
     given: frozenset[str]
     _sent: dict[str, tuple[int, int]] = field(default_factory=dict)
 

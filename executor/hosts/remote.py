@@ -42,11 +42,11 @@ KINDS = {
 """Functions that answer, imported when they are asked."""
 
 
-class Link:
+class LauncherConnection:
     """The connection as this host has it. `stops` grows by a signal's number when the launcher wants the end."""
 
     def __init__(self, stdin: IO[bytes], out: IO[bytes]) -> None:
-        self._stdin, self._writer = stdin, frames.Writer(out)
+        self._stdin, self._writer = stdin, frames.FrameWriter(out)
         self.questions: queue.SimpleQueue[tuple[Message, bytes] | None] = queue.SimpleQueue()
         self.stops: list[int] = []
         self.lost = threading.Event()
@@ -55,7 +55,7 @@ class Link:
         self._heard = time.monotonic()
 
     def say(self, message: Mapping[str, object], payload: bytes = b"") -> None:
-        """Tell the launcher; when it is gone, nobody."""
+        """Send a message to the launcher, unless it has gone."""
         if self.lost.is_set():
             return
         try:
@@ -64,7 +64,7 @@ class Link:
             self.lost.set()
 
     def listen(self) -> None:
-        """Take in what the launcher says until it says no more."""
+        """Receive the launcher's messages until the connection ends."""
         while not self.lost.is_set():
             try:
                 came = frames.read(self._stdin)
@@ -98,7 +98,7 @@ def main(stdin: IO[bytes], out: IO[bytes], asked: Mapping[str, Any]) -> NoReturn
     """Answer until the launcher goes. `asked` has the id of the connection, which marks every process of it."""
     os.environ[processes.RUN_ID_VARIABLE] = str(asked["contact"])
     os.environ[processes.LAUNCHER_VARIABLE] = processes.identity()
-    link = Link(stdin, out)
+    link = LauncherConnection(stdin, out)
     for work in (link.listen, link.watch):
         threading.Thread(target=work, daemon=True).start()
     try:
@@ -112,7 +112,7 @@ def main(stdin: IO[bytes], out: IO[bytes], asked: Mapping[str, Any]) -> NoReturn
     )  # a thread may still wait for a launcher that says nothing, and Python would not end without it
 
 
-def _answer(link: Link, question: Message) -> None:
+def _answer(link: LauncherConnection, question: Message) -> None:
     """One question's answer, or why there is none."""
     request, number = question["request"], question["number"]
     try:
@@ -135,8 +135,8 @@ def _answer(link: Link, question: Message) -> None:
 
 
 def look(request: Mapping[str, Any]) -> Message:
-    """Where this host is and what it has: address -> interface and length of its network's prefix; a port that is free,
-    from the one that is asked for on, and stays so where the launcher asks to `keep` it."""
+    """This host's addresses and a free port: address -> interface and length of its network's prefix; a port that is
+    free, from the one that is asked for on, and stays so where the launcher asks to `keep` it."""
     port = local.free_from(int(request.get("port", local.FIRST_PORT)))
     if request.get("keep"):
         local.keep(port)

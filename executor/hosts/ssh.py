@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from executor.hosts.hosts import Machine
+from executor.hosts.hosts import HostEntry
 from executor.hosts.remote import BEAT_S
 from executor.hosts.ssh_session import START_S, Session
 from executor.system import address, frames
@@ -30,26 +30,26 @@ WAITING = 64
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What one host said to a question, or why it said nothing. `place` is its place in the host file, from 0."""
+class HostReply:
+    """One host's reply to a question, or the error in its place. `place` is the host's index in the host file."""
 
     place: int
-    machine: Machine
+    machine: HostEntry
     value: Message | None = None
     error: PlannerError | None = None
 
 
 def choose_master(looks: Mapping[int, Message]) -> tuple[str, int]:
-    """The address and port where the hosts meet, of what each says of itself by place. PlannerError where none is."""
+    """The address and port of rendezvous, from the hosts' own reports by place. PlannerError where none is."""
     views = [{one: (str(name), int(bits)) for one, (name, bits) in looks[place]["addresses"].items()}
              for place in sorted(looks)]  # fmt: skip
     return address.ALONE if len(views) == 1 else address.meeting(views), int(looks[min(looks)]["port"])
 
 
-class Contact:
+class Connections:
     """The connections to all hosts. `refused` has, by place, why one is none."""
 
-    def __init__(self, machines: Sequence[Machine], echo: Echo, name: str | None = None) -> None:
+    def __init__(self, machines: Sequence[HostEntry], echo: Echo, name: str | None = None) -> None:
         self.machines, self.echo, self.name = tuple(machines), echo, name or secrets.token_hex(6)
         self._events: queue.Queue[tuple[int, Message, bytes]] = queue.Queue(maxsize=WAITING)
         self.sessions = [Session(place, one, self.name, self._events, echo) for place, one in enumerate(self.machines)]
@@ -67,15 +67,15 @@ class Contact:
         for one in self.sessions:
             one.start()
         threading.Thread(target=self._beat, daemon=True).start()
-        begun, told = time.monotonic(), False
+        begun, reported = time.monotonic(), False
         for one in self.sessions:
             while not one.ready.wait(0.1):
                 waited = time.monotonic() - begun
                 if waited > START_S:
-                    rule = f"took the connection and started no Python within {START_S:g} s"
+                    rule = f"accepted the connection and started no Python within {START_S:g} s"
                     one.fail(one.refused(rule, "Try ssh {name} true; does its shell wait for something?"))
-                elif waited > WAIT_WORD_S and not told:
-                    told = True
+                elif waited > WAIT_WORD_S and not reported:
+                    reported = True
                     silent = [other.machine.name for other in self.sessions if not other.ready.is_set()]
                     self.echo(f"waiting: {', '.join(silent)}")
 
@@ -105,7 +105,7 @@ class Contact:
         return self._number
 
     def next(self, timeout_s: float) -> tuple[int, Message, bytes] | None:
-        """What a host said next, with its place: `kind` is "lost" where the connection ended."""
+        """The next message of any host, with its place: `kind` is "lost" where the connection ended."""
         try:
             return self._events.get(timeout=max(timeout_s, 0))
         except queue.Empty:
@@ -113,7 +113,7 @@ class Contact:
 
     def ask(
         self, requests: Mapping[int, Mapping[str, object]] | Mapping[str, object], timeout_s: float = 15.0
-    ) -> Iterator[Answer]:
+    ) -> Iterator[HostReply]:
         """One answer of every host that is asked, as they come; `requests` are by place, or one for all."""
         asked: dict[int, Mapping[str, Any]] = dict(requests)  # type: ignore[arg-type]
         if "kind" in requests:
@@ -122,7 +122,7 @@ class Contact:
         deadline = time.monotonic() + timeout_s
         for place in sorted(waiting & self.refused.keys()):
             waiting.discard(place)
-            yield Answer(place, self.machines[place], error=self.refused[place])
+            yield HostReply(place, self.machines[place], error=self.refused[place])
         while waiting:
             came = self.next(deadline - time.monotonic())
             if came is None:
@@ -133,11 +133,11 @@ class Contact:
                 yield answer
         for place in sorted(waiting):
             rule, fix = f"has not answered within {timeout_s:g} s", "Look at what it is doing"
-            yield Answer(place, self.machines[place], error=self.sessions[place].refused(rule, fix))
+            yield HostReply(place, self.machines[place], error=self.sessions[place].refused(rule, fix))
 
-    def answer(self, place: int, message: Message, number: int) -> Answer | None:
+    def answer(self, place: int, message: Message, number: int) -> HostReply | None:
         """A host's answer to the question of that number, where the message is one, or says that there will be none."""
-        make = partial(Answer, place, self.machines[place])
+        make = partial(HostReply, place, self.machines[place])
         if message["kind"] == "lost":
             return make(error=self.refused[place])
         if message["kind"] != "answer" or message["number"] != number:
@@ -154,15 +154,15 @@ class Contact:
                     one.send({"kind": "beat"})
 
     def _drain(self, until: Sequence[threading.Thread]) -> None:
-        """Throw away what hosts still say, so that none waits for a reader."""
+        """Discard further messages of hosts, so that none waits for a reader."""
         while any(one.is_alive() for one in until):
             self.next(0.05)
 
 
 @contextlib.contextmanager
-def contact(machines: Sequence[Machine], echo: Echo, name: str | None = None) -> Iterator[Contact]:
+def contact(machines: Sequence[HostEntry], echo: Echo, name: str | None = None) -> Iterator[Connections]:
     """Connections to all hosts, and the end of them and of all that was started through them."""
-    made = Contact(machines, echo, name)
+    made = Connections(machines, echo, name)
     try:
         made.open()
         yield made

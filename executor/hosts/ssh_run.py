@@ -24,19 +24,19 @@ from executor.folder.ownership import owned
 from executor.hosts import elsewhere, ssh, ssh_session
 from executor.hosts.checks.check import checked
 from executor.hosts.fleet import Fleet, left
-from executor.hosts.hosts import Machine, keep_hosts
-from executor.hosts.ssh import Answer, Contact
+from executor.hosts.hosts import HostEntry, keep_hosts
+from executor.hosts.ssh import Connections, HostReply
 from executor.launchers import local
 from executor.preflight import preflight
 from executor.run import attempts, dryrun
 from executor.run.launch import all_met, evidence_of, make_folder, record_of, tried_again
-from executor.run.prepare import Options, Prepared, decided, files_of, folder_checks
+from executor.run.prepare import PreparedRun, RunOptions, decided, files_of, folder_checks
 from executor.run.reap import reap
 from executor.system.address import Master
 from executor.system.frames import Message
 from executor.watch.rollcall import RollCall, listed
 from executor.watch.supervise import CHECKPOINT_S, GENTLE, POLL_S, Echo, received_signals
-from executor.watch.verdict import LAUNCH_FAILED, NODE_LOST, UNKNOWN, Ending, Evidence, Verdict, judge, may_pass
+from executor.watch.verdict import LAUNCH_FAILED, NODE_LOST, UNKNOWN, Ending, Evidence, RunVerdict, judge, may_pass
 from planner.basics.quoting import for_shell
 from planner.decide.smaller import plan_on_fewer
 from planner.parallelism.backend import LaunchSpec, NodeCommand
@@ -48,7 +48,7 @@ from planner.views.render import layout_text
 SETTLE_S = 2.0
 """After one node's failure, for others to see by themselves that a peer is gone."""
 STOP_S = 25.0
-"""For a node that was told to stop."""
+"""For a node that was asked to stop."""
 LOOK_S = 60.0
 OWN = frozenset((rundir.PLAN, rundir.RECORD, rundir.LAUNCH, rundir.LAUNCHER, joining.JOIN, rundir.HOSTS))
 """Files of the run folder that are the launcher's alone."""
@@ -60,7 +60,7 @@ NO_NETWORK = ("another world", "refused", "out of memory", "disk full", "network
 """Causes of a failed start that say enough."""
 
 
-def prepare(plan: Plan, options: Options, machines: Sequence[Machine], echo: Echo) -> Prepared:
+def prepare(plan: Plan, options: RunOptions, machines: Sequence[HostEntry], echo: Echo) -> PreparedRun:
     """Everything that can be decided and checked here: the plan and the run folder. Hosts are asked later."""
     made = decided(plan, options, echo)
     made = replace(made, plan=inputs.resolved(made.plan))
@@ -73,17 +73,17 @@ def prepare(plan: Plan, options: Options, machines: Sequence[Machine], echo: Ech
     )
 
 
-def run(ready: Prepared, fleet: Fleet, echo: Echo, *, master: str | None = None) -> RunRecord:
+def run(ready: PreparedRun, fleet: Fleet, echo: Echo, *, master: str | None = None) -> RunRecord:
     """Run on the hosts. PlannerError, and no folder, where a host refuses before anything was started. A start that
     fails is followed by another as often as the options allow: on the same hosts, and without those that were lost."""
     fleets = [fleet]
 
-    def again(failed: Prepared) -> Prepared:
+    def again(failed: PreparedRun) -> PreparedRun:
         found, kept = _on_those_left(failed, fleets[-1], echo)
         fleets.append(kept)
         return found
 
-    def find(folder: Path) -> attempts.Place:
+    def find(folder: Path) -> attempts.ResumePoint:
         return elsewhere.newest(folder, fleets[-1].used)
 
     with owned(ready.options.run_dir, new=not ready.options.again):
@@ -91,7 +91,7 @@ def run(ready: Prepared, fleet: Fleet, echo: Echo, *, master: str | None = None)
         return attempts.repeated(ready, lambda one: _start(one, fleets[-1].used, echo, master), echo, again, find)
 
 
-def _on_those_left(ready: Prepared, fleet: Fleet, echo: Echo) -> tuple[Prepared, Fleet]:
+def _on_those_left(ready: PreparedRun, fleet: Fleet, echo: Echo) -> tuple[PreparedRun, Fleet]:
     """The next start where hosts may be lost: spares take their places; where there are too few, what is left is
     planned for anew."""
     there, nodes = left(fleet, echo), len(fleet.used)
@@ -106,12 +106,14 @@ def _on_those_left(ready: Prepared, fleet: Fleet, echo: Echo) -> tuple[Prepared,
     return ready, Fleet(there[:nodes], there[nodes:])
 
 
-def _hosts(machines: Sequence[Machine]) -> local.Hosts:
-    found = (local.Host(node, one.name, one.name, None, here=False) for node, one in enumerate(machines))
-    return local.Hosts("ssh", tuple(found))
+def _hosts(machines: Sequence[HostEntry]) -> local.LaunchedNodes:
+    found = (local.LaunchedNode(node, one.name, one.name, None, here=False) for node, one in enumerate(machines))
+    return local.LaunchedNodes("ssh", tuple(found))
 
 
-def _start(ready: Prepared, machines: tuple[Machine, ...], echo: Echo, master: str | None) -> tuple[RunRecord, bool]:
+def _start(
+    ready: PreparedRun, machines: tuple[HostEntry, ...], echo: Echo, master: str | None
+) -> tuple[RunRecord, bool]:
     """One start, and whether another may do better."""
     named = Master.parse(master) if master else None
     with ssh.contact(machines, echo, ready.run_id) as contact:
@@ -124,7 +126,7 @@ def _start(ready: Prepared, machines: tuple[Machine, ...], echo: Echo, master: s
         asked = partial(asked, master=address)
         asked(port=port, all_reduce=False).require(echo)
         meeting = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        start = partial(_Run, machines=machines, contact=contact, echo=echo, master=meeting)
+        start = partial(_SshRun, machines=machines, contact=contact, echo=echo, master=meeting)
         one = start(ready)
         record = one.execute(port)
         if record.exit_code == LAUNCH_FAILED and record.cause not in NO_NETWORK:
@@ -143,26 +145,28 @@ def _start(ready: Prepared, machines: tuple[Machine, ...], echo: Echo, master: s
     return record, one.again
 
 
-def dry_run(plan: Plan, options: Options, machines: Sequence[Machine], echo: Echo) -> tuple[dryrun.DryRun, list[str]]:
-    """What would be started, and how each host would be reached."""
+def dry_run(
+    plan: Plan, options: RunOptions, machines: Sequence[HostEntry], echo: Echo
+) -> tuple[dryrun.DryRun, list[str]]:
+    """The dry run, and the command that reaches each host."""
     found = dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo)
     return found, [for_shell(ssh_session.words(one)) for one in machines]
 
 
-def ended_on_hosts(machines: Sequence[Machine], run_id: str, echo: Echo, place: str | None = None) -> list[str]:
+def ended_on_hosts(machines: Sequence[HostEntry], run_id: str, echo: Echo, place: str | None = None) -> list[str]:
     """End what a run left on hosts, whose folders are in `place`; a sentence for each that had some, or said no."""
-    told, request = [], {"kind": "reap", "run_id": run_id, "place": place}
+    sentences, request = [], {"kind": "reap", "run_id": run_id, "place": place}
     with ssh.contact(machines, echo) as contact:
         for one in sorted(contact.ask(request, LOOK_S), key=lambda answer: answer.place):
             if one.error is not None:
-                told.append(f"{one.machine.name} could not be asked ({one.error.rule})")
+                sentences.append(f"{one.machine.name} could not be checked ({one.error.rule})")
             elif one.value and one.value["left"]:
-                told.append(f"{' and '.join(one.value['left'])} on {one.machine.name} ended")
-    return told
+                sentences.append(f"{' and '.join(one.value['left'])} on {one.machine.name} ended")
+    return sentences
 
 
-def _every(contact: Contact, request: Mapping[str, object], echo: Echo) -> dict[int, Message]:
-    """What every host answers. One that cannot be asked is the answer no, and all such hosts are told."""
+def _every(contact: Connections, request: Mapping[str, object], echo: Echo) -> dict[int, Message]:
+    """Every host's answer. Prints the errors of hosts, and raises the last one."""
     answers = sorted(contact.ask(request, LOOK_S), key=lambda one: one.place)
     wrong = [one.error for one in answers if one.error is not None]
     for error in wrong[:-1]:
@@ -173,7 +177,7 @@ def _every(contact: Contact, request: Mapping[str, object], echo: Echo) -> dict[
 
 
 @dataclass
-class _Run:
+class _SshRun:
     """One start while it lasts.
 
     `ends` are the nodes that have ended, in the order of their ends; `keep` says where each keeps checkpoints, where
@@ -181,12 +185,12 @@ class _Run:
     `again` says, once it is over, whether another start may do better.
     """
 
-    ready: Prepared
-    machines: tuple[Machine, ...]
-    contact: Contact
+    ready: PreparedRun
+    machines: tuple[HostEntry, ...]
+    contact: Connections
     echo: Echo
     master: str
-    ends: dict[int, Answer] = field(default_factory=dict)
+    ends: dict[int, HostReply] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
     keep: dict[int, str] = field(default_factory=dict)
     logged: int = 0
@@ -271,12 +275,12 @@ class _Run:
         return Ending(ok=good, signal=signals[0] if signals else None, timed_out=timed_out)
 
     def _patience_s(self, signals: Sequence[int]) -> float:
-        """How long nodes may take to end: a scheduler's signal first has them write a checkpoint, where they do."""
+        """Time limit for nodes to end, in seconds: after a scheduler's signal they may write a checkpoint first."""
         asked = len(signals) == 1 and signals[0] in GENTLE and self.ready.options.checkpoints is not None
         return STOP_S + CHECKPOINT_S * asked
 
     def _hear(self, number: int) -> None:
-        """Take in what hosts say, until none says anything for a moment."""
+        """Receive messages of hosts until none is waiting."""
         wait = POLL_S
         while (came := self.contact.next(wait)) is not None:
             wait = 0.0
@@ -297,9 +301,7 @@ class _Run:
             names = listed([self.machines[one].name for one in apart])
             does = "keeps its part" if len(apart) == 1 else "keep their parts"
             where = f"{names} {does} of checkpoints in {self.keep[apart[0]]}"
-            self.echo(
-                f"note: {where}, and a lost host takes its part along: with the run folder on a shared disk none is"
-            )
+            self.echo(f"note: {where}, and a lost host loses its part; a run folder on a shared disk keeps all parts")
 
     def _stop(self, number: int) -> None:
         for node in range(len(self.machines)):
@@ -331,7 +333,7 @@ class _Run:
 
     @functools.cached_property
     def roll(self) -> RollCall:
-        """Who has not come."""
+        """Which ranks are missing."""
         script = bool(self.ready.options.script)
         return RollCall(self.folder, self.ready.processes, self._there, self.echo, self._absent, script)
 
@@ -343,8 +345,8 @@ class _Run:
         absent = [one.name for node, one in enumerate(self.machines) if node not in there]
         return f"{', '.join(absent)} {'have' if len(absent) > 1 else 'has'} not started a node" if absent else ""
 
-    def _verdict(self, ending: Ending) -> Verdict:
-        """How the run ended: by what ranks and agents left, or by what a host said or befell it."""
+    def _verdict(self, ending: Ending) -> RunVerdict:
+        """The verdict: from the files of ranks and agents, or from a host's message or failure."""
         silent = [node for node in range(len(self.machines)) if node not in self.ends]
         elsewhere = frozenset(rank for rank in range(self.ready.ranks) if rank // self.ready.processes in silent)
         awaited = self.roll.missing() if ending.timed_out else ""
@@ -353,7 +355,7 @@ class _Run:
         self.again = may_pass(evidence, found)
         return found
 
-    def _judged(self, evidence: Evidence) -> Verdict:
+    def _judged(self, evidence: Evidence) -> RunVerdict:
         ending, by_host = evidence.ending, self._of_hosts()
         if by_host is not None and by_host.cause == "node lost":
             # A host that misses its launcher ends its ranks, and the others agree to end too: no user asked for it.
@@ -366,23 +368,23 @@ class _Run:
             return judge(evidence)
         return by_host
 
-    def _of_hosts(self) -> Verdict | None:
-        """What befell a host: a refusal first, then a lost connection, then what a node that was not stopped says."""
+    def _of_hosts(self) -> RunVerdict | None:
+        """A host's failure: a refusal first, then a lost connection, then the report of a node that was not stopped."""
         failed = [(node, one) for node, one in self.ends.items() if _failed(one)]
         refused = [one.error for node, one in failed if one.error and node not in self.contact.refused]
         for error in refused:
-            return Verdict("launch failed", error.exit_code, error.sentence, cause="refused")
+            return RunVerdict("launch failed", error.exit_code, error.sentence, cause="refused")
         for node, one in failed:
             if one.error is not None:
                 message = f"{self.machines[node].name} was lost: {one.error.sentence}"
-                return Verdict("node lost", NODE_LOST, message, cause="node lost")
+                return RunVerdict("node lost", NODE_LOST, message, cause="node lost")
         own = [(node, one.value) for node, one in failed if one.value and node not in self.stopped]
         for node, said in sorted(own, key=lambda found: found[1]["cause"] not in OF_NODES):
             name, message = self.machines[node].name, str(said["message"])
             message = message if name in message else f"{name}: {message}"
-            return Verdict(said["status"], said["exit_code"], message, said["rank"], said["cause"])
+            return RunVerdict(said["status"], said["exit_code"], message, said["rank"], said["cause"])
         return None
 
 
-def _failed(one: Answer) -> bool:
+def _failed(one: HostReply) -> bool:
     return one.error is not None or bool((one.value or {}).get("exit_code"))

@@ -1,4 +1,4 @@
-"""One host of a host file, reached by the system's own ssh: how it is called, what it says first, and why it ended.
+"""One host of a host file, reached by the system's own ssh: its command line, its first message, and why it ended.
 
 ssh is given options, a host and one fixed command; everything else goes through its standard input, so that no name of
 a person's is a word of a shell. Configuration, agent, jump hosts and shared connections are ssh's own affair. Not here:
@@ -25,7 +25,7 @@ from typing import IO
 
 import msgspec
 
-from executor.hosts.hosts import Machine
+from executor.hosts.hosts import HostEntry
 from executor.hosts.remote import MISSED, SILENCE_S
 from executor.system import frames
 from executor.system.frames import Message
@@ -65,7 +65,7 @@ PACKAGES_FIX = (
 )
 
 REFUSALS = (
-    (r"REMOTE HOST IDENTIFICATION HAS CHANGED", "has another host key than ssh knows: another machine, or made anew",
+    (r"REMOTE HOST IDENTIFICATION HAS CHANGED", "has another host key than ssh knows: another or a reinstalled machine",
      "If that is right, ssh-keygen -R {name}, then ssh {name} once by hand"),
     (r"Could not resolve hostname|Name or service not known", "does not resolve",
      "Correct the name in the host file, or give it a HostName in ~/.ssh/config"),
@@ -80,10 +80,10 @@ REFUSALS = (
      "Try ssh {name} true"),
     (r"Connection (reset|closed)|not responding|Broken pipe", "closed the connection", "Try ssh {name} true"),
 )  # fmt: skip
-"""What ssh says, as a rule with its way out; the first that is found."""
+"""Messages of ssh, each with its rule and fix; the first match counts."""
 
 
-def words(machine: Machine) -> list[str]:
+def words(machine: HostEntry) -> list[str]:
     """The command line that reaches a host."""
     program = shlex.split(os.environ.get(PROGRAM, "")) or ["ssh"]
     port = ["-p", str(machine.port)] if machine.port else []
@@ -91,7 +91,7 @@ def words(machine: Machine) -> list[str]:
     return [*program, *OPTIONS, *port, *user, "--", machine.name, COMMAND]
 
 
-def first_line(machine: Machine) -> str:
+def first_line(machine: HostEntry) -> str:
     """The line that a host's sh reads first: how Python is started there."""
     found, name = "", for_shell([machine.python or "python3"])
     if machine.python is None and machine.container is None:
@@ -112,12 +112,12 @@ class Session:
     """One host's connection. `ready` is set once the host has this code, or never will (`error`)."""
 
     place: int
-    machine: Machine
+    machine: HostEntry
     contact: str
     events: queue.Queue[tuple[int, Message, bytes]]
     echo: Echo
     process: subprocess.Popen[bytes] = field(init=False)
-    writer: frames.Writer = field(init=False)
+    writer: frames.FrameWriter = field(init=False)
     error: PlannerError | None = None
     opened: bool = False
     ready: threading.Event = field(default_factory=threading.Event)
@@ -135,12 +135,12 @@ class Session:
                 start_new_session=True,  # a Ctrl-C is for the launcher, which tells the hosts
             )
         assert self.process.stdin is not None
-        self.writer = frames.Writer(self.process.stdin)
+        self.writer = frames.FrameWriter(self.process.stdin)
         for work in (self._listen, self._hear_errors):
             threading.Thread(target=work, daemon=True).start()
 
     def send(self, message: Mapping[str, object], payload: bytes = b"") -> None:
-        """Tell the host; one that is gone is told of elsewhere."""
+        """Send a message to the host. A lost host is reported by its events."""
         if self.error is None:
             with contextlib.suppress(OSError, ValueError):
                 self.writer.send(message, payload)
@@ -183,7 +183,7 @@ class Session:
         except PlannerError as error:
             self.fail(error)
         except (OSError, ValueError) as error:
-            self.fail(self.refused(one_line(f"said what no host of ours says ({error})"), "Report this"))
+            self.fail(self.refused(one_line(f"sent an invalid answer ({error})"), "Report this"))
 
     def _open(self, stream: IO[bytes]) -> None:
         """From the first word to a host that runs this code."""
@@ -191,7 +191,7 @@ class Session:
         code = Path(__file__).with_name("boot.py").read_bytes()
         asked = {"marker": marker, "code": sources().digest, "contact": self.contact}
         opening = f"{first_line(self.machine)}\n{len(code)}\n".encode() + code + msgspec.json.encode(asked) + b"\n"
-        with contextlib.suppress(OSError):  # why it does not listen is in what it says
+        with contextlib.suppress(OSError):  # its messages have the reason why it does not listen
             assert self.process.stdin is not None
             self.process.stdin.write(opening)
             self.process.stdin.flush()
@@ -204,7 +204,7 @@ class Session:
         self._flush()
 
     def _next(self, stream: IO[bytes]) -> None:
-        """What Python over there says of itself, until it is ready."""
+        """The messages of the host's Python until it is ready."""
         while True:
             came = frames.read(stream)
             if came is None:
@@ -231,26 +231,26 @@ class Session:
         try:
             code = self.process.wait(2)
         except subprocess.TimeoutExpired:
-            return self.refused("ended, and its connection did not", "Try ssh {name} true")
+            return self.refused("closed the connection, and ssh still runs", "Try ssh {name} true")
         time.sleep(0.1)  # its last words may still be on their way
         said = "\n".join(self._said)
-        last = next((line for line in reversed(self._said) if line.strip()), "nothing was said")
+        last = next((line for line in reversed(self._said) if line.strip()), "no output")
         if code == SSH_FAILED:
             for pattern, rule, fix in REFUSALS:
                 if re.search(pattern, said):
                     return self.refused(rule, fix)
             return self.refused(f"cannot be reached: {one_line(last)}", "Try ssh {name} true")
         if code == MISSED:
-            rule = f"heard nothing of its launcher for {SILENCE_S:g} s, and ended what it had"
+            rule = f"lost contact with its launcher for {SILENCE_S:g} s, and ended its processes"
             return self.refused(rule, "Keep the launcher running: was it stopped, or did its machine sleep?")
         if self.opened:
-            return self.refused(f"ended unasked (exit code {code}): {one_line(last)}", "See what it said above")
+            return self.refused(f"ended unexpectedly (exit code {code}): {one_line(last)}", "See its output above")
         if code == PRELUDE_FAILED:
             return self.refused(f"could not run its prelude: {one_line(last)}", "Correct prelude= in the host file")
         if code in (NOT_RUNNABLE, NOT_FOUND):
             return self.refused(f"starts no Python: {one_line(last)}", PYTHON_FIX)
         fix = "Try ssh {name} true; then see that python= and container= of the host file start a Python"
-        return self.refused(f"ended before Python spoke (exit code {code}): {one_line(last)}", fix)
+        return self.refused(f"ended before Python answered (exit code {code}): {one_line(last)}", fix)
 
     def _hear_errors(self) -> None:
         assert self.process.stderr is not None

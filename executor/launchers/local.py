@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 import executor
-from executor.backends.common import READ_BACK_TIMEOUT_S, Reader, in_a_process
+from executor.backends.common import READ_BACK_TIMEOUT_S, RunReader, in_a_process
 from executor.folder.rundir import agent_log
 from executor.launchers import namespaces
 from executor.system import processes
@@ -37,12 +37,12 @@ COUNTED_VARIABLE = "MESHWRIGHT_COUNTED"
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Over which interface ranks talk. The launcher finds it; what a person gives by --env comes before."""
 
-# Below the range from which Linux hands out ports to outgoing connections (32768 up): nobody takes one by accident.
+# Below the range from which Linux hands out ports to outgoing connections (32768 up): no program takes one by accident.
 FIRST_PORT, PORTS = 20000, 10000
 
 
 @dataclass(frozen=True)
-class Host:
+class LaunchedNode:
     """One node as the launcher sees it. `prefix` goes before its command line; `here` says that it is this machine."""
 
     node: int
@@ -55,12 +55,12 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Hosts:
+class LaunchedNodes:
     """The nodes of one run and how they are emulated; "elsewhere" are machines that nothing here can reach, "join"
     those of which each has joined by itself, "ssh" those that a launcher reaches."""
 
     emulation: Emulation
-    hosts: tuple[Host, ...]
+    hosts: tuple[LaunchedNode, ...]
 
     @property
     def emulated(self) -> bool:
@@ -82,7 +82,8 @@ class HeldPort:
 
 
 def choose_emulation(asked: str, nodes: int) -> tuple[Emulation, str | None]:
-    """What `auto` means here, with the reason when it is the lesser one. PlannerError when what was asked cannot be."""
+    """The emulation that `auto` means on this machine, with the reason if it is the weaker one. PlannerError where the
+    requested one is impossible."""
     if (nodes == 1 and asked == "auto") or asked == "loopback":
         return "loopback", None
     reason = namespaces.unusable()
@@ -93,12 +94,12 @@ def choose_emulation(asked: str, nodes: int) -> tuple[Emulation, str | None]:
     return "loopback", reason
 
 
-def describe(nodes: int, emulation: Emulation) -> Hosts:
+def describe(nodes: int, emulation: Emulation) -> LaunchedNodes:
     """The nodes, without making any of them."""
     if emulation == "namespaces":
         pid = os.getpid()
         made = [
-            Host(
+            LaunchedNode(
                 node,
                 f"node-{node}",
                 namespaces.address(node),
@@ -108,19 +109,20 @@ def describe(nodes: int, emulation: Emulation) -> Hosts:
             )
             for node in range(nodes)
         ]
-        return Hosts(emulation, tuple(made))
+        return LaunchedNodes(emulation, tuple(made))
     if emulation == "elsewhere":  # a name stands for a host's, which only its owner knows
-        return Hosts(
-            emulation, tuple(Host(node, f"node-{node}", f"node-{node}", None, here=False) for node in range(nodes))
+        return LaunchedNodes(
+            emulation,
+            tuple(LaunchedNode(node, f"node-{node}", f"node-{node}", None, here=False) for node in range(nodes)),
         )
     loopback = next((name for _, name in socket.if_nameindex() if name in LOOPBACK), None)
     names = [f"node-{node}" for node in range(nodes)] if nodes > 1 else [socket.gethostname()]
-    made = [Host(node, name, _loopback_address(node), loopback) for node, name in enumerate(names)]
-    return Hosts(emulation, tuple(made))
+    made = [LaunchedNode(node, name, _loopback_address(node), loopback) for node, name in enumerate(names)]
+    return LaunchedNodes(emulation, tuple(made))
 
 
 @contextlib.contextmanager
-def opened(hosts: Hosts) -> Iterator[None]:
+def opened(hosts: LaunchedNodes) -> Iterator[None]:
     """The nodes exist inside, and are gone afterwards."""
     if hosts.emulation != "namespaces":
         yield
@@ -129,12 +131,12 @@ def opened(hosts: Hosts) -> Iterator[None]:
         yield
 
 
-def sent_bytes(hosts: Hosts) -> tuple[int, ...]:
+def sent_bytes(hosts: LaunchedNodes) -> tuple[int, ...]:
     """Bytes each node has sent to others, where an interface counts them."""
     return namespaces.sent_bytes(len(hosts.hosts)) if hosts.emulation == "namespaces" else ()
 
 
-def hold_port(hosts: Hosts, run_id: str, refused: frozenset[int] = frozenset()) -> HeldPort:
+def hold_port(hosts: LaunchedNodes, run_id: str, refused: frozenset[int] = frozenset()) -> HeldPort:
     """The first free port after one derived from the run, those already `refused` passed over; kept bound."""
     # A fresh namespace has every port free, and another machine is not asked.
     return _free(zlib.crc32(run_id.encode()), refused, held=hosts.emulation == "loopback")
@@ -144,8 +146,8 @@ _KEPT: dict[int, HeldPort] = {}
 
 
 def keep(number: int) -> None:
-    """Keep a port bound in this process until `hold_one` gives it out: between a look at it and the start nobody else
-    takes it. Refuses as `hold_one` does."""
+    """Keep a port bound in this process until `hold_one` gives it out: no other program takes it between the check and
+    the start. Refuses as `hold_one` does."""
     _KEPT[number] = hold_one(number)
 
 
@@ -200,7 +202,7 @@ def _held(number: int, *, after_others: bool = False) -> socket.socket | None:
     return one
 
 
-def start(spec: LaunchSpec, hosts: Hosts, folder: Path, port: HeldPort) -> list[Agent]:
+def start(spec: LaunchSpec, hosts: LaunchedNodes, folder: Path, port: HeldPort) -> list[Agent]:
     """Start every node's command in a session of its own, with its output in logs/node-N/agent.log.
 
     An agent starts no rank before `configure`: importing torch takes it seconds, in which others can work.
@@ -232,7 +234,7 @@ def start(spec: LaunchSpec, hosts: Hosts, folder: Path, port: HeldPort) -> list[
     return agents
 
 
-def reader(agent: Agent, signals: Sequence[int]) -> Reader:
+def reader(agent: Agent, signals: Sequence[int]) -> RunReader:
     """Reading configuration files back by an agent, which imports torch anyway. It gives up when `signals` grows."""
 
     def read(framework: str, path: str) -> subprocess.CompletedProcess[str]:
@@ -253,7 +255,7 @@ def reader(agent: Agent, signals: Sequence[int]) -> Reader:
 
 
 def configure(agents: list[Agent], spec: LaunchSpec) -> None:
-    """Let the agents go on, each with its command's environment as it is in `spec`."""
+    """Let the agents continue, each with its command's environment from `spec`."""
     for agent, command in zip(agents, spec.commands, strict=True):
         _tell(agent, {"environment": command.env}, last=True)
 
@@ -270,10 +272,10 @@ def _tell(agent: Agent, message: Mapping[str, object], *, last: bool = False) ->
 
 
 def base_environment(
-    run_id: str, folder: Path, host: Host, processes: int, caller: Mapping[str, str] = os.environ
+    run_id: str, folder: Path, host: LaunchedNode, processes: int, caller: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """What every rank of a node needs from the launcher, whatever the backend; `caller` is the environment that a
-    person's own settings are read from. What only this machine knows is left out for a host elsewhere."""
+    """Variables that every rank of a node needs from the launcher, whatever the backend; `caller` is the environment
+    that the user's own settings are read from. Variables of this machine alone are left out for other hosts."""
     env = {
         RUN_ID_VARIABLE: run_id,
         "MESHWRIGHT_RUN_DIR": str(folder),

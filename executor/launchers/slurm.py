@@ -46,8 +46,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Part:
-    """What Slurm says of the task that runs here: its job, which node it is of how many, and where node 0 is."""
+class SlurmTask:
+    """The present Slurm task: its job, its node number of how many, and node 0's host."""
 
     job: str
     node: int
@@ -67,12 +67,12 @@ class Part:
         return f"{self.hosts[0]}:{FIRST_PORT + int(self.job) % PORTS}"
 
 
-def part(environment: Mapping[str, str]) -> Part:
-    """This task's part, from the variables that Slurm gives a task. PlannerError where this is no task of its own."""
+def part(environment: Mapping[str, str]) -> SlurmTask:
+    """The present task, from Slurm's variables. PlannerError where this process is not a task of its own."""
     found = {name: environment.get(f"SLURM_{name}", "") for name in ("JOB_ID", "NODEID", "NNODES", "NTASKS")}
     if not all(value.isdecimal() for value in found.values()):
         fix = "Start it with srun --ntasks-per-node=1, or give --node-rank"
-        raise PlannerError(FIELD, None, "is for a task that srun has started, and this is none", fix)
+        raise PlannerError(FIELD, None, "needs a task that srun has started", fix)
     if found["NTASKS"] != found["NNODES"]:
         rule = f"has {found['NTASKS']} tasks on {found['NNODES']} nodes, and the agent of a node is one task"
         raise PlannerError(FIELD, f"job {found['JOB_ID']}", rule, "Start it with srun --ntasks-per-node=1")
@@ -83,11 +83,11 @@ def part(environment: Mapping[str, str]) -> Part:
         raise PlannerError(FIELD, f"job {found['JOB_ID']}", rule, "Give --node-rank and --master instead", exit_code=3)
     restarts = environment.get("SLURM_RESTART_COUNT") or "0"
     step = environment.get("SLURM_STEP_ID") or "0"
-    return Part(found["JOB_ID"], int(found["NODEID"]), int(found["NNODES"]), hosts, int(restarts), step)
+    return SlurmTask(found["JOB_ID"], int(found["NODEID"]), int(found["NNODES"]), hosts, int(restarts), step)
 
 
 def executor_words() -> tuple[str, ...]:
-    """How this executor is called: by a path, which every node has to have."""
+    """The path of this executor, which every node has to have."""
     beside = Path(sys.executable).with_name("executor")
     return (str(beside),) if beside.is_file() else (sys.executable, "-m", "executor.cli")
 
@@ -118,8 +118,8 @@ def directives(plan: Plan, folder: Path, given: Sequence[str]) -> dict[str, str 
 def script(
     plan: Plan, folder: Path, given: Sequence[str] = (), again: Sequence[str] | None = None, call: Sequence[str] = ()
 ) -> str:
-    """The job as a script for sbatch. `again` are the words of `executor run` with which a requeued job makes its
-    folder anew (None: it goes on in the same), `call` those that call the executor (default: as this one was)."""
+    """The job as a script for sbatch. `again` are the words of `executor run` with which a requeued job makes a new
+    folder (None: it continues in the same), `call` those that call the executor (default: as this one was)."""
     name, nodes, gpus = for_shell(call or executor_words()), plan.cluster.nodes, plan.cluster.gpus_per_node
     lines = ["#!/bin/bash"]
     for option, value in directives(plan, folder, given).items():
@@ -131,8 +131,8 @@ def script(
         "set -euo pipefail",
         f"run={for_shell([folder])}",
         *(_anew(name, again) if again is not None else ()),
-        "# Each node reads its rank, and where node 0 is, of what Slurm tells its task.",
-        *(["# A job that is started again goes on from the newest checkpoint."] if again is None else ()),
+        "# Each node reads its rank and node 0's address from the environment of its task.",
+        *(["# A requeued job resumes from the newest checkpoint."] if again is None else ()),
         f'{for_shell(srun_words(nodes))} {name} join "$run" --slurm',
     ]
     return "\n".join(lines) + "\n"
@@ -143,7 +143,7 @@ def _anew(name: str, again: Sequence[str]) -> tuple[str, ...]:
     call = f'{name} run "$first/{rundir.PLAN}" --launcher slurm --dry-run -o "$run" {for_shell(again)}'.rstrip()
     return (
         "if ((${SLURM_RESTART_COUNT:-0})); then",
-        "    # Slurm has started this job again: in a folder of its own, since a run never mixes with another.",
+        "    # Slurm has started this job again: the run needs a new folder.",
         "    first=$run run=$run-restart-$SLURM_RESTART_COUNT",
         f"    {call} >/dev/null",
         "fi",
@@ -151,8 +151,8 @@ def _anew(name: str, again: Sequence[str]) -> tuple[str, ...]:
 
 
 def why(job: str, nodes: Sequence[str] = (), restarts: int = 0, number: int = signal.SIGTERM) -> str:
-    """What Slurm did to a job that it ends, or that it sent the signal `number`, as a sentence without an end; the job
-    ran on `nodes`, for the `restarts`-th time after the first."""
+    """The reason why Slurm ended a job or sent it the signal `number`, as a sentence without a full stop; the job ran
+    on `nodes`, for the `restarts`-th time after the first."""
     said = show(job)
     if not said:
         return f"Slurm ended job {job}"
@@ -183,7 +183,7 @@ def seconds(text: str) -> int | None:
 
 
 def standing(job: str) -> tuple[str, str]:
-    """How a job stands: a word, and a sentence that names the nodes it cannot have."""
+    """State of a job: a word, and a sentence that names the nodes that are unavailable."""
     said = show(job)
     state = said.get("JobState", "")
     if not state:
@@ -220,7 +220,7 @@ def end_step(job: str, name: str) -> bool:
 
 
 def show(job: str) -> dict[str, str]:
-    """What Slurm says of a job, by its names; empty where it says nothing."""
+    """Slurm's fields of a job by name; empty where it knows none."""
     try:
         said = _ask("scontrol", "show", "job", job, "--oneliner")
     except PlannerError:

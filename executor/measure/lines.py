@@ -12,7 +12,7 @@ import msgspec
 from planner.basics.errors import PlannerError
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class FigureLine(msgspec.Struct, frozen=True, kw_only=True):
     """One figure on both sides. None means that this side does not have it: missing, which is not zero."""
 
     name: str
@@ -36,13 +36,13 @@ class Tolerances(msgspec.Struct, frozen=True, kw_only=True):
     time: float | None = None
 
 
-def join(predicted: dict[str, float], measured: dict[str, float]) -> tuple[Line, ...]:
+def join(predicted: dict[str, float], measured: dict[str, float]) -> tuple[FigureLine, ...]:
     """Every name of either side once, in the order in which the prediction, then the measurement, brings them."""
     names = [*predicted, *(name for name in measured if name not in predicted)]
-    return tuple(Line(name=name, predicted=predicted.get(name), measured=measured.get(name)) for name in names)
+    return tuple(FigureLine(name=name, predicted=predicted.get(name), measured=measured.get(name)) for name in names)
 
 
-def outside(judged: Iterable[tuple[str, Line, float]]) -> tuple[str, ...]:
+def outside(judged: Iterable[tuple[str, FigureLine, float]]) -> tuple[str, ...]:
     """Sentences for those of (name, line, percent allowed) that are further off, or lack a side."""
     found = []
     for name, line, allowed in judged:
@@ -62,11 +62,11 @@ def parse_tolerances(given: Iterable[str]) -> Tolerances:
         name, _, value = text.rpartition("=")
         name = name or "memory"
         if name not in Tolerances.__struct_fields__:
-            raise PlannerError("--tolerance", text, "judges memory, payload or time", "Write it like memory=5")
+            raise PlannerError("--tolerance", text, "must be memory, payload or time", "Write it like memory=5")
         try:
             found[name] = float(value)
         except ValueError:
-            raise PlannerError("--tolerance", text, "is not a number of percent", "Write it like memory=5") from None
+            raise PlannerError("--tolerance", text, "is not a percentage", "Write it like memory=5") from None
         if not 0 <= found[name] < float("inf"):
             raise PlannerError("--tolerance", text, "must be zero or more", "Write it like memory=5")
     return Tolerances(**found)

@@ -1,4 +1,4 @@
-"""What this machine has to measure on: its GPUs as their driver names them, else its processor; and their preset.
+"""The devices of this machine: its GPUs as their driver names them, else its processor; and their preset.
 
 Not here: reading a fact (facts.py), measuring (measure.py), or which preset a name means (planner.spec.devices).
 """
@@ -36,7 +36,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return self.preset or re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
 
     def cluster(self, ranks: int, started: int) -> Cluster:
-        """So many ranks on devices like this machine's, of which `started` share a CPU's memory.
+        """A cluster of `ranks` devices like this machine's, of which `started` share a CPU's memory.
 
         More than it has are nodes like those of the preset.
         """

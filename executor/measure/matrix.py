@@ -41,12 +41,12 @@ BEYOND = 1.2
 """How much of the device a cell "beyond" is predicted to need: enough that only the prediction can be the reason."""
 LARGEST_TRIED = 2**14
 NODE_GPUS = 8
-"""Tensor parallel groups and one replica of hsdp stay within so many ranks."""
+"""Tensor parallel groups and one replica of hsdp have at most this many ranks."""
 STEPS = 12
 """Five steps are measured in other ways than by the clock (executor.worker.meter.meter), the others are timed."""
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class MatrixCell(msgspec.Struct, frozen=True, kw_only=True):
     """One configuration to run. `options` are those of `planner estimate`; `refusal` says why it is not run."""
 
     id: str
@@ -58,26 +58,26 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> Plan:
-        """What is run; only of a cell that is not refused."""
+        """The plan that is run; only of a cell that is not refused."""
         assert self.estimate is not None
         return plan_of(self.estimate)
 
 
-class LeftOut(Exception):
+class NoSuchCell(Exception):
     """A combination that is not for this machine, and why."""
 
 
-def cells(matrix: str, machine: Machine, fake_world: int | None = None) -> list[Cell]:
+def cells(matrix: str, machine: Machine, fake_world: int | None = None) -> list[MatrixCell]:
     """The cells of a built-in matrix, or of a TOML file of one's own, that suit this machine.
 
-    `fake_world` asks for one rank of so many instead of real worlds. A combination that cannot be planned is a cell
+    `fake_world` asks for one rank of that many instead of real worlds. A combination that cannot be planned is a cell
     with its refusal; one that this machine is too small for is left out where it is a product's, since the tables are
     written for machines of every size.
     """
     tables = _tables(BUILT_IN if matrix in MATRICES else Path(matrix))
     wanted = MATRICES[: MATRICES.index(matrix) + 1] if matrix in MATRICES else None
     world = "real" if fake_world is None else "fake"
-    found: dict[str, Cell] = {}
+    found: dict[str, MatrixCell] = {}
     for table in tables:
         if table["on"] != machine.kind or table.get("world", "real") != world:
             continue
@@ -131,7 +131,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> Cell | None:
+def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> MatrixCell | None:
     """One combination as a cell of this machine; None where it is none of its."""
     ranks = fake_world or (machine.devices if options.get("gpus") == "all" else int(options.get("gpus", 1)))
     limit = options.get("memory_limit_gib")
@@ -144,17 +144,17 @@ def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> 
         sizes = layout_options(layout, ranks, _typed(asked | {"micro_batch_size": 1}))
         cluster = machine.cluster(ranks, ranks if fake_world is None else 1)
         found = _estimated(asked | sizes, cluster, limit_bytes)
-    except LeftOut:
+    except NoSuchCell:
         return None
     except PlannerError as error:
         name = _identity(machine, options, ranks, fake_world, limit_bytes, None)
-        return Cell(id=name, options=asked | {"gpus": ranks}, refusal=error.sentence)
+        return MatrixCell(id=name, options=asked | {"gpus": ranks}, refusal=error.sentence)
     beyond = options.get("micro_batch_size") == "beyond"
     if not beyond and _used(found.case, found.memory.peak.total, limit_bytes) > 1:
         return None
     micro = found.case.layout.micro_batch_size
     shown = asked | sizes | {"gpus": ranks, "micro_batch_size": micro}
-    return Cell(
+    return MatrixCell(
         id=_identity(machine, options, ranks, fake_world, limit_bytes, micro),
         options=shown,
         fake_world=fake_world is not None,
@@ -165,31 +165,31 @@ def _cell(options: dict[str, Any], machine: Machine, fake_world: int | None) -> 
 
 
 def layout_options(layout: str, ranks: int, asked: Question) -> dict[str, Any]:
-    """A named layout over so many ranks, as options. LeftOut when there is none of that name."""
+    """A named layout over `ranks` ranks, as options. NoSuchCell when there is none of that name."""
     over = next((strategy.shards for strategy in STRATEGIES if strategy.name == layout), "")
     if over == "one device":
         if ranks > 1:
-            raise LeftOut("single is one rank alone")
+            raise NoSuchCell("single needs exactly one rank")
         return {"dp_replicate": 1, "zero_stage": 0, "runtime": "accelerate-single"}
     if over == "nothing":
         if ranks < 2:
-            raise LeftOut("ddp copies to 2 ranks or more")
+            raise NoSuchCell("ddp needs 2 ranks or more")
         return {"dp_replicate": ranks, "zero_stage": 0, "runtime": "accelerate-ddp"}
     if layout.startswith("zero"):
         return {"dp_shard": ranks, "zero_stage": int(layout[-1]), "runtime": "deepspeed-zero"}
     if layout == "fsdp":
         if ranks < 2:
-            raise LeftOut("fsdp shards over 2 ranks or more")
+            raise NoSuchCell("fsdp needs 2 ranks or more")
         return {"dp_shard": ranks, "runtime": "accelerate-fsdp2"}
     if layout == "hsdp":
         shards = [size for size in divisors(ranks) if 1 < size <= NODE_GPUS and size < ranks]
         if not shards:
-            raise LeftOut(f"hsdp needs two factors above 1, {ranks} has none")
+            raise NoSuchCell(f"hsdp needs two factors above 1, {ranks} has none")
         return {"dp_replicate": ranks // shards[-1], "dp_shard": shards[-1], "runtime": "accelerate-fsdp2"}
     heads = (asked.model.heads, asked.model.kv_heads)
     groups = [size for size in divisors(ranks) if 1 < size <= NODE_GPUS and not any(one % size for one in heads)]
     if not groups:
-        raise LeftOut(f"tp needs a divisor of {ranks} ranks and {heads[1]} key heads")
+        raise NoSuchCell(f"tp needs a divisor of {ranks} ranks and {heads[1]} key heads")
     return {"tp": groups[-1], "dp_shard": ranks // groups[-1], "runtime": "transformers-tp"}
 
 
@@ -230,10 +230,10 @@ def _edge(case: Case, word: str, limit_bytes: float | None) -> int:
     while not over(high):
         high *= 2
         if high > LARGEST_TRIED:
-            raise LeftOut("nothing here is large enough to fill the device")
+            raise NoSuchCell("nothing here is large enough to fill the device")
     low = high // 2
     if word == "largest" and low == 0:
-        raise LeftOut("not even one sequence fits")
+        raise NoSuchCell("not even one sequence fits")
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if over(middle) else (middle, high)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +18,11 @@ import msgspec
 
 from executor.folder import rundir
 from executor.measure.machine import Machine
-from executor.measure.matrix import Cell
+from executor.measure.matrix import MatrixCell
 from executor.measure.measured_row import made_row
 from executor.preflight.preflight import available_memory
 from executor.run import launch
+from executor.watch.supervise import Echo
 from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError
 from planner.basics.reading import TABLE_BYTES, read_bytes
@@ -35,8 +36,6 @@ MEET_S = 900.0
 HOST_SHARE = 0.7
 """Of the host's free memory, how much a model may take that is built there."""
 
-Echo = Callable[[str], None]
-
 
 class Stopped(Exception):
     """A signal ended the run under way; `code` is the command's exit code."""
@@ -48,9 +47,9 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one cell: its row, or why there is none. `known`: the row was in the file already."""
+    """The result of one cell: its row, or why there is none. `known`: the row was in the file already."""
 
-    cell: Cell
+    cell: MatrixCell
     row: Row | None = None
     refusal: str | None = None
     known: bool = False
@@ -94,7 +93,7 @@ def _end_whole(path: Path) -> None:
 
 
 def run_cells(
-    cells: Sequence[Cell], machine: Machine, output: Path, echo: Echo, *, runs: Path | None = None
+    cells: Sequence[MatrixCell], machine: Machine, output: Path, echo: Echo, *, runs: Path | None = None
 ) -> Iterator[Result]:
     """Every cell's result, in order. Rows go to `output`; run folders are kept in `runs`, or not at all.
 
@@ -118,10 +117,10 @@ def run_cells(
         yield Result(cell, row)
 
 
-def run_cell(cell: Cell, machine: Machine, runs: Path | None = None) -> Row:
+def run_cell(cell: MatrixCell, machine: Machine, runs: Path | None = None) -> Row:
     """One cell through the launcher and the trainer of `executor run`, as a row. PlannerError when it cannot start."""
     with _folder(cell, runs) as folder:
-        options = launch.Options(
+        options = launch.RunOptions(
             run_dir=folder,
             nodes=1,
             fake_world=cell.fake_world,
@@ -138,7 +137,7 @@ def run_cell(cell: Cell, machine: Machine, runs: Path | None = None) -> Row:
         return made_row(cell, record, errors, machine, built_on_meta=options.build_on_meta, load=load)
 
 
-def host_holds(cell: Cell) -> bool:
+def host_holds(cell: MatrixCell) -> bool:
     """Whether the whole model would have room on this host. Of a larger one drawing every weight takes too long."""
     plan = cell.plan
     element = 4 if plan.job.precision == "fp32" or (plan.job.precision == "bf16" and plan.job.method == "full") else 2
@@ -153,7 +152,7 @@ def exit_code(results: Sequence[Result]) -> int:
 
 
 @contextlib.contextmanager
-def _folder(cell: Cell, runs: Path | None) -> Iterator[Path]:
+def _folder(cell: MatrixCell, runs: Path | None) -> Iterator[Path]:
     if runs is not None:
         runs.mkdir(parents=True, exist_ok=True)
         folder = runs / cell.id

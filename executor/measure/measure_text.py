@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from executor.measure.lines import Line
+from executor.measure.lines import FigureLine
 from executor.measure.machine import Machine
-from executor.measure.matrix import Cell
+from executor.measure.matrix import MatrixCell
 from executor.measure.measure import Result
 from planner.basics.tabletext import table
 from planner.basics.units import GIB, format_bytes, format_seconds
@@ -25,8 +25,8 @@ FIGURES = ("peak_memory_gib", "reserved_gib", "device_gib", "step_time_s")
 UNKNOWN = "n/a"
 
 
-def predicted(cell: Cell) -> dict[str, Any] | None:
-    """What the planner says of a cell; None where it refuses it. A fake world has no step time."""
+def predicted(cell: MatrixCell) -> dict[str, Any] | None:
+    """The planner's prediction for a cell; None where it refuses the cell. A fake world has no step time."""
     one = cell.estimate
     if one is None:
         return None
@@ -72,7 +72,7 @@ def as_json(results: Sequence[Result], machine: Machine, output: Path | None) ->
     )
 
 
-def listing(cells: Sequence[Cell]) -> str:
+def listing(cells: Sequence[MatrixCell]) -> str:
     """The cells and their predictions, nothing run."""
     rows = []
     for cell in cells:
@@ -97,11 +97,11 @@ def progress(result: Result) -> str:
     return f"    memory {memory} predicted, {measured} measured ({error}); step {step}, {step_measured}; {outcome}"
 
 
-def _figures(result: Result) -> dict[str, Line]:
+def _figures(result: Result) -> dict[str, FigureLine]:
     """A cell's figures on both sides, by name."""
     guess = predicted(result.cell) or {}
     measured = {} if result.row is None else msgspec.structs.asdict(result.row.measured)
-    return {name: Line(name=name, predicted=guess.get(name), measured=measured.get(name)) for name in FIGURES}
+    return {name: FigureLine(name=name, predicted=guess.get(name), measured=measured.get(name)) for name in FIGURES}
 
 
 def _line(result: Result) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def _line(result: Result) -> tuple[str, ...]:
 
 
 def _outcome(result: Result) -> str:
-    """How a cell's run ended, in its row's own words."""
+    """The end of a cell's run, in the terms of its row."""
     before = " (measured before)" if result.known else ""
     if (row := result.row) is None:
         return f"not run: {result.refusal}" + before

@@ -12,7 +12,7 @@ import msgspec
 
 from executor.folder.rundir import RankError
 from executor.measure.machine import Machine
-from executor.measure.matrix import Cell
+from executor.measure.matrix import MatrixCell
 from planner.basics.units import GIB
 from planner.calibrate import rows
 from planner.figures.steptime import throughput
@@ -26,7 +26,7 @@ NOT_PHASES = ("steps", "reserved", "device")
 
 
 def made_row(
-    cell: Cell,
+    cell: MatrixCell,
     record: RunRecord,
     errors: dict[int, RankError],
     machine: Machine,
@@ -34,7 +34,7 @@ def made_row(
     built_on_meta: bool = False,
     load: float | None = None,
 ) -> rows.Row:
-    """What the cell measured, or how it ended. A fake world has no meaningful times: they are left out.
+    """The row of a cell: its measurements, or how it ended. A fake world has no meaningful times: they are left out.
 
     A model built without data was never loaded, so that phase is left out. `load` is the machine's load average just
     before: others' work makes a step longer.
@@ -106,7 +106,7 @@ def _allocated(one: Measured) -> dict[str, float]:
     return kept if steps is None else kept | {"steps": steps}
 
 
-def _speed(cell: Cell, record: RunRecord, machine: Machine) -> dict[str, Any]:
+def _speed(cell: MatrixCell, record: RunRecord, machine: Machine) -> dict[str, Any]:
     """The median step and what follows from it. MFU only against a datasheet's rate: a CPU preset's is a guess."""
     if cell.fake_world or record.exit_code or record.step_s is None or cell.estimate is None:
         return {}

@@ -43,8 +43,8 @@ RANGE = f"must be from 1 to {MOST_RANKS}"
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the person asked for. `ranks` are those of one node; None is every GPU, or on a CPU two.
+class ProbeOptions:
+    """The options of a probe. `ranks` are those of one node; None is every GPU, or on a CPU two.
 
     `kind` is "cpu", "cuda" or None (GPUs where there are any). `quick` takes few sizes: it shows that everything works,
     and its figures are poor.
@@ -61,26 +61,26 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedProbe:
     """Everything decided and checked, nothing made yet."""
 
-    options: Options
+    options: ProbeOptions
     name: str
     kind: str
     ranks: int
-    hosts: local.Hosts
+    hosts: local.LaunchedNodes
     run_id: str
 
 
 @dataclass(frozen=True)
-class Written:
+class ProbeFiles:
     """A probe and the files it left."""
 
     probe: Probe
     files: tuple[Path, ...]
 
 
-def prepare(options: Options, echo: Echo) -> Prepared:
+def prepare(options: ProbeOptions, echo: Echo) -> PreparedProbe:
     """Check devices, packages and the folder. PlannerError is the answer no."""
     if options.nodes < 1 or options.nodes > MOST_RANKS:
         raise PlannerError(
@@ -101,10 +101,10 @@ def prepare(options: Options, echo: Echo) -> Prepared:
     emulation, reason = local.choose_emulation(options.hosts, options.nodes)
     if reason:
         echo(f"nodes share the loopback interface: {reason}")
-    return Prepared(options, name, kind, ranks, local.describe(options.nodes, emulation), secrets.token_hex(6))
+    return PreparedProbe(options, name, kind, ranks, local.describe(options.nodes, emulation), secrets.token_hex(6))
 
 
-def check_place(options: Options) -> str:
+def check_place(options: ProbeOptions) -> str:
     """The id of the presets, whose files may be written (PlannerError)."""
     name = _name(options.name)
     made = [options.folder / kind / f"{name}.toml" for kind in ("gpus", "nodes", "clusters", "calibrations")]
@@ -115,7 +115,7 @@ def check_place(options: Options) -> str:
     return name
 
 
-def execute(ready: Prepared, echo: Echo) -> Written:
+def execute(ready: PreparedProbe, echo: Echo) -> ProbeFiles:
     """Measure, and write everything whole or nothing. PlannerError says who failed and how."""
     began, load = time.monotonic(), load_average()
     with tempfile.TemporaryDirectory(prefix="meshwright-probe-") as scratch, received_signals() as signals:
@@ -123,7 +123,7 @@ def execute(ready: Prepared, echo: Echo) -> Written:
         rows = _measured(ready, folder, signals, echo)
     probe = probe_of(ready, rows, seconds=round(time.monotonic() - began, 1), load=load)
     check_probe(probe, PROBE)
-    return Written(probe, write(ready.options.folder, probe))
+    return ProbeFiles(probe, write(ready.options.folder, probe))
 
 
 def write(folder: Path, probe: Probe) -> tuple[Path, ...]:
@@ -140,7 +140,7 @@ def write(folder: Path, probe: Probe) -> tuple[Path, ...]:
 
 
 def probe_of(
-    ready: Prepared,
+    ready: PreparedProbe,
     rows: dict[str, Any],
     *,
     seconds: float,
@@ -164,7 +164,7 @@ def probe_of(
     return msgspec.convert(raw, Probe)
 
 
-def launch_spec(ready: Prepared, folder: Path, port: int) -> LaunchSpec:
+def launch_spec(ready: PreparedProbe, folder: Path, port: int) -> LaunchSpec:
     """One torchrun agent a node, as a run has them."""
     commands, nodes = [], len(ready.hosts.hosts)
     for host in ready.hosts.hosts:
@@ -176,8 +176,8 @@ def launch_spec(ready: Prepared, folder: Path, port: int) -> LaunchSpec:
     return LaunchSpec(files={}, commands=tuple(commands))
 
 
-def _measured(ready: Prepared, folder: Path, signals: list[int], echo: Echo) -> dict[str, Any]:
-    """What rank 0 wrote, or the reason why it did not."""
+def _measured(ready: PreparedProbe, folder: Path, signals: list[int], echo: Echo) -> dict[str, Any]:
+    """The content of rank 0's file, or the reason why there is none."""
     for name in (rundir.MESH, rundir.FAILED):
         (folder / name).mkdir()
     task = {"kind": ready.kind, "nodes": ready.options.nodes, "ranks_per_node": ready.ranks}
@@ -199,7 +199,7 @@ def _measured(ready: Prepared, folder: Path, signals: list[int], echo: Echo) -> 
     return rows
 
 
-def _failed(ready: Prepared, folder: Path, ending: Ending) -> PlannerError:
+def _failed(ready: PreparedProbe, folder: Path, ending: Ending) -> PlannerError:
     if ending.signal is not None:
         name = signal.Signals(ending.signal).name
         return PlannerError("probe", None, f"stopped by {name}; nothing was written", exit_code=128 + ending.signal)
@@ -207,9 +207,9 @@ def _failed(ready: Prepared, folder: Path, ending: Ending) -> PlannerError:
     if failure is not None:
         rule = f"rank {failure.rank} failed first: {failure.message}"
     elif ending.timed_out:
-        rule = f"the ranks had not met after {MEET_S:g} s"
+        rule = f"the ranks had not joined after {MEET_S:g} s"
     else:
-        rule = f"an agent ended: {last_error_line(rundir.agent_log(folder, 0)) or 'it said nothing'}"
+        rule = f"an agent ended: {last_error_line(rundir.agent_log(folder, 0)) or 'no output'}"
     return PlannerError("probe", None, rule, exit_code=LAUNCH_FAILED)
 
 

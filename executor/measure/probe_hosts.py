@@ -21,7 +21,7 @@ from typing import Any
 
 from executor.folder import rundir
 from executor.hosts import ssh
-from executor.hosts.hosts import Machine
+from executor.hosts.hosts import HostEntry
 from executor.launchers import local
 from executor.measure import probe
 from executor.preflight import preflight
@@ -38,7 +38,7 @@ LOOK_S, TIME_S = 60.0, 420.0
 """For a host to say what it has, and to be measured: at most 150 s, with the imports before and what is overrun."""
 
 
-def run(options: probe.Options, machines: Sequence[Machine], echo: Echo) -> probe.Written:
+def run(options: probe.ProbeOptions, machines: Sequence[HostEntry], echo: Echo) -> probe.ProbeFiles:
     """Measure the hosts, and write everything whole or nothing. PlannerError names the host that could not."""
     name = probe.check_place(options)
     with ssh.contact(machines, echo) as contact:
@@ -53,21 +53,21 @@ def run(options: probe.Options, machines: Sequence[Machine], echo: Echo) -> prob
         began, run_id = time.monotonic(), secrets.token_hex(6)
         task = {"kind": kind, "nodes": len(machines), "ranks_per_node": ranks, "quick": options.quick}
         asked = {"kind": "probe", "step": "time", "task": task, "master": master, "port": port, "run_id": run_id}
-        told = _every(contact, {node: {**asked, "node": node} for node in range(len(machines))}, TIME_S)
-        hosts = local.Hosts(
-            "ssh", tuple(local.Host(node, one.name, one.name, None) for node, one in enumerate(machines))
+        answers = _every(contact, {node: {**asked, "node": node} for node in range(len(machines))}, TIME_S)
+        hosts = local.LaunchedNodes(
+            "ssh", tuple(local.LaunchedNode(node, one.name, one.name, None) for node, one in enumerate(machines))
         )
-        ready = probe.Prepared(options, name, kind, ranks, hosts, run_id)
+        ready = probe.PreparedProbe(options, name, kind, ranks, hosts, run_id)
         seconds = round(time.monotonic() - began, 1)
         made = probe.probe_of(
-            ready, told[0]["rows"], seconds=seconds, load=told[0]["load"], versions=looks[0]["versions"]
+            ready, answers[0]["rows"], seconds=seconds, load=answers[0]["load"], versions=looks[0]["versions"]
         )
     check_probe(made, probe.PROBE)
-    return probe.Written(made, probe.write(options.folder, made))
+    return probe.ProbeFiles(made, probe.write(options.folder, made))
 
 
 def answer(request: Message) -> Message:
-    """What this host has, or its part of a probe: the rows where it has rank 0."""
+    """This host's devices, or its part of a probe: the rows where it has rank 0."""
     if request["step"] == "count":
         return {"gpus": preflight.visible_gpus()}
     load = probe.load_average()
@@ -86,7 +86,7 @@ def _ranks(request: Message, folder: Path) -> None:
     task, node = request["task"], int(request["node"])
     nodes, each = int(task["nodes"]), int(task["ranks_per_node"])
     place = address.find(address.Master(request["master"]) if request["master"] else None, node, nodes)
-    host = local.Host(node, "", place.address, place.interface or None)
+    host = local.LaunchedNode(node, "", place.address, place.interface or None)
     env = dict(os.environ) | local.base_environment(request["run_id"], folder, host, each)
     # The mark by which the connection finds and ends what was started for it, not this probe's own.
     env |= {name: os.environ[name] for name in ("MESHWRIGHT_RUN_ID",) if name in os.environ}
@@ -114,7 +114,7 @@ def _ranks(request: Message, folder: Path) -> None:
             process.wait()
 
 
-def _check_ranks(kind: str, ranks: int, has: Mapping[int, Message], machines: Sequence[Machine]) -> None:
+def _check_ranks(kind: str, ranks: int, has: Mapping[int, Message], machines: Sequence[HostEntry]) -> None:
     for node, one in sorted(has.items()):
         if kind == "cuda" and ranks > int(one["gpus"]):
             rule = f"are more than the {one['gpus']} GPUs of {machines[node].name}"
@@ -123,8 +123,8 @@ def _check_ranks(kind: str, ranks: int, has: Mapping[int, Message], machines: Se
             )
 
 
-def _every(contact: ssh.Contact, requests: Mapping[Any, Any], timeout_s: float) -> dict[int, Message]:
-    """What every host answers; the first that does not is the answer no."""
+def _every(contact: ssh.Connections, requests: Mapping[Any, Any], timeout_s: float) -> dict[int, Message]:
+    """Every host's answer; raises the first error."""
     found = {}
     for one in contact.ask(requests, timeout_s):
         if one.error is not None:

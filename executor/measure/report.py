@@ -15,7 +15,7 @@ import msgspec
 
 from executor.folder import badloss, rundir
 from executor.follow.view import host_names
-from executor.measure.lines import Line, Tolerances, join, outside
+from executor.measure.lines import FigureLine, Tolerances, join, outside
 from executor.run import attempts
 from executor.watch import stragglers
 from executor.watch.stragglers import Straggler
@@ -45,10 +45,10 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None
     predicted_phase: str | None
     measured_phase: str | None
-    peak: Line
-    load: Line
-    lines: tuple[Line, ...]
-    small: tuple[Line, ...]
+    peak: FigureLine
+    load: FigureLine
+    lines: tuple[FigureLine, ...]
+    small: tuple[FigureLine, ...]
     allocator_peak_bytes: dict[str, float]
 
 
@@ -61,11 +61,11 @@ class TrafficReport(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rank: int | None
-    lines: tuple[Line, ...]
-    counts: tuple[Line, ...]
-    by_op: tuple[Line, ...]
-    payload: Line
-    wire: Line
+    lines: tuple[FigureLine, ...]
+    counts: tuple[FigureLine, ...]
+    by_op: tuple[FigureLine, ...]
+    payload: FigureLine
+    wire: FigureLine
     wire_headers: float | None
     ideal_payload_bytes: float | None
     differing_ranks: tuple[int, ...]
@@ -92,7 +92,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     memory: MemoryReport
     traffic: TrafficReport
-    step_s: Line
+    step_s: FigureLine
     probed: bool | None
     first_loss: float | None
     last_loss: float | None
@@ -136,7 +136,7 @@ def build(folder: Path) -> Report:
         nodes=record.nodes if record else plan.cluster.nodes,
         memory=join_memory(memory_for(plan, heaviest(measured)), measured),
         traffic=join_traffic(plan, measured),
-        step_s=Line(
+        step_s=FigureLine(
             name="step", predicted=plan.prediction.step_s, measured=statistics.median(steps) if steps else None
         ),
         probed=plan.prediction.probed,
@@ -163,15 +163,17 @@ def build(folder: Path) -> Report:
 
 
 def _absent(plan: Plan, record: RunRecord | None, measured: Iterable[Measured]) -> list[str]:
-    """Which ranks of a run that nodes joined measured elsewhere: what they wrote is in the folder of their own host."""
+    """Ranks whose measurements are not here, but in the folder of their own host."""
     absent = sorted(set(range(plan.layout.world_size)) - {one.rank for one in measured})
     if record is None or record.launcher != JOINED or record.exit_code or not absent:
         return []
-    return [f"the run folder was not shared: what ranks {absent} measured is on their own hosts, and missing here"]
+    return [
+        f"the run folder was not shared: the measurements of ranks {absent} are on their own hosts, and missing here"
+    ]
 
 
 def _notes(plan: Plan, tokens: tuple[int, ...], fullest: Measured | None) -> tuple[str, ...]:
-    """What a reader has to know about the run before an error is called one."""
+    """Notes that a reader needs before judging an error."""
     layout, found = plan.layout, []
     full = layout.global_batch_size * plan.job.seq_len
     if plan.model.moe is not None:
@@ -189,7 +191,7 @@ def _notes(plan: Plan, tokens: tuple[int, ...], fullest: Measured | None) -> tup
 
 
 def _too_short(plan: Plan, measured: tuple[Measured, ...], steps: int) -> list[str]:
-    """What a run that trained did not measure, since each part is looked into in a step of its own."""
+    """Parts that a run was too short to measure, since each part is measured in a step of its own."""
     parts = {
         "the memory of a step": (any(map(_saw_memory, measured)), MEMORY_STEP),
         "the traffic of a step": (any(_saw_traffic(plan, one) for one in measured), TRAFFIC_STEP),
@@ -225,7 +227,7 @@ def shorter_rows(plan: Plan, one: Measured) -> bool:
 
 
 def memory_for(plan: Plan, one: Measured | None) -> tuple[PhaseMemory, ...]:
-    """What was predicted of a rank's memory; where its rows were shorter than the plan's, predicted for those rows.
+    """The prediction of a rank's memory; for shorter rows than the plan's, a prediction for those.
 
     A micro-batch is as wide as its longest row, and a plan must fit the widest of all.
     """
@@ -243,7 +245,7 @@ def _memory_at(plan: Plan, width: int) -> tuple[PhaseMemory, ...]:
 
 
 def prediction_of(plan: Plan, one: Measured | None) -> StagePrediction:
-    """What was predicted of a rank: of its pipeline stage."""
+    """The prediction of a rank, that of its pipeline stage."""
     return plan.prediction.of_stage(coordinates(plan.layout, one.rank)["pp"] if one is not None else 0)
 
 
@@ -253,13 +255,13 @@ def join_memory(predicted: tuple[PhaseMemory, ...], measured: tuple[Measured, ..
     actual = fullest.memory if fullest else ()
     top_predicted = _fullest(predicted)
     top_measured = _fullest(actual) if fullest is not None and _saw_memory(fullest) else None
-    peak = Line(
+    peak = FigureLine(
         name="peak",
         predicted=top_predicted.total if top_predicted else None,
         measured=top_measured.total if top_measured else None,
     )
     loads = [phase.total for one in measured for phase in one.memory if phase.phase == LOAD]
-    load = Line(
+    load = FigureLine(
         name="load",
         predicted=next((phase.total for phase in predicted if phase.phase == LOAD), None),
         measured=max(loads, default=None),
@@ -290,8 +292,8 @@ def join_traffic(plan: Plan, measured: tuple[Measured, ...]) -> TrafficReport:
     seen = busiest is not None and _saw_traffic(plan, busiest)
     actual = busiest.collectives if busiest else ()
 
-    def total(field: str) -> Line:
-        return Line(
+    def total(field: str) -> FigureLine:
+        return FigureLine(
             name=field,
             predicted=sum(getattr(call, field) for call in predicted) if known else None,
             measured=sum(getattr(call, field) for call in actual) if seen else None,
@@ -313,7 +315,7 @@ def join_traffic(plan: Plan, measured: tuple[Measured, ...]) -> TrafficReport:
     )
 
 
-def join_wire(plan: Plan, measured: tuple[Measured, ...], *, known: bool) -> tuple[Line, float | None]:
+def join_wire(plan: Plan, measured: tuple[Measured, ...], *, known: bool) -> tuple[FigureLine, float | None]:
     """(bytes that a rank sends in a step, of them headers), over all ranks: a chain's last rank sends nothing."""
     world = plan.layout.world_size
     stages = [plan.prediction.of_stage(coordinates(plan.layout, rank)["pp"]) for rank in range(world)]
@@ -322,7 +324,7 @@ def join_wire(plan: Plan, measured: tuple[Measured, ...], *, known: bool) -> tup
     all_counted = sum(one.ranks for one in nodes) == world
     sent = sum(statistics.mean(one.step_bytes) for one in nodes) / world
     packets = sum(statistics.mean(one.step_packets) for one in nodes) / world
-    line = Line(
+    line = FigureLine(
         name="wire_bytes_per_rank",
         predicted=predicted if known else None,
         measured=sent if all_counted else None,
@@ -338,7 +340,7 @@ def check(report: Report, tolerances: Tolerances) -> tuple[str, ...]:
     return outside(lines)
 
 
-def judged(memory: MemoryReport, traffic: TrafficReport, tolerances: Tolerances) -> list[tuple[str, Line, float]]:
+def judged(memory: MemoryReport, traffic: TrafficReport, tolerances: Tolerances) -> list[tuple[str, FigureLine, float]]:
     """The peak and the payload of every operation, each with the percent that it may be off."""
     payloads = [(f"{line.name} payload", line, tolerances.payload) for line in traffic.by_op or (traffic.payload,)]
     return [("memory peak", memory.peak, tolerances.memory), *payloads]

@@ -12,7 +12,7 @@ import msgspec
 
 from executor.folder import badloss
 from executor.folder.rundir import Checkpointed
-from executor.measure.lines import Line
+from executor.measure.lines import FigureLine
 from executor.measure.report import SMALL_SHARE, MemoryReport, Report, TrafficReport
 from executor.watch import stragglers
 from planner.basics.tabletext import table
@@ -21,7 +21,7 @@ from planner.spec.record import Attempt, BadStep
 
 CALLS = "operation/group/unit/phase"
 """What a line of collectives is named by."""
-Form = Callable[[float], str]
+FormatFigure = Callable[[float], str]
 MISSING, UNMEASURED = "missing", "not measured"
 
 
@@ -30,7 +30,9 @@ def titled(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> st
     return f"{title}\n{table(head, rows)}"
 
 
-def comparison(title: str, first: str, seen: str, lines: Iterable[Line], form: Form, absent: str = MISSING) -> str:
+def comparison(
+    title: str, first: str, seen: str, lines: Iterable[FigureLine], form: FormatFigure, absent: str = MISSING
+) -> str:
     """Lines as a table, predicted beside `seen`; `first` names the column of names, `absent` stands for a figure that
     was not seen."""
     rows = [(line.name, *_figures(line, form, absent), error_text(line.error_percent)) for line in lines]
@@ -38,12 +40,12 @@ def comparison(title: str, first: str, seen: str, lines: Iterable[Line], form: F
 
 
 def error_text(percent: float | None) -> str:
-    """How far off a prediction is, in percent; from twice as much on, as a factor."""
+    """The error of a prediction in percent, or as a factor from twice as much on."""
     return "n/a" if percent is None else f"{percent:+.2f} %" if percent < 100 else f"x {1 + percent / 100:.3g}"
 
 
-def named(line: Line, name: str) -> Line:
-    """The same figures under a name for people."""
+def named(line: FigureLine, name: str) -> FigureLine:
+    """The line under a name for people."""
     return msgspec.structs.replace(line, name=name)
 
 
@@ -55,9 +57,9 @@ def render(report: Report) -> str:
         found.append(report.message)
     if report.script is not None:
         if report.step_s.measured is None and report.memory.rank is None:
-            how = "nothing of it was measured (docs/launching.md says how)"
-            return "\n".join([*found, f"of your own script, {report.script}: {how}"])
-        found.append(f"of your own script, {report.script}, beside what the plan predicts of the built-in trainer")
+            how = "not measured (see docs/launching.md)"
+            return "\n".join([*found, f"your own script, {report.script}: {how}"])
+        found.append(f"your own script, {report.script}, compared with the plan's prediction for the built-in trainer")
     name = "median step time, unprobed machine" if report.probed is False else "median step time"
     found += [*_memory(report.memory), *_traffic(report.traffic)]
     found.append(comparison("Step", "", "measured", [named(report.step_s, name)], format_seconds, UNMEASURED))
@@ -91,14 +93,14 @@ def _traffic(traffic: TrafficReport) -> Iterator[str]:
         headers, share = traffic.wire_headers, traffic.wire_headers / traffic.wire.measured
         yield f"  measured on the wire with the packets' headers, about {format_volume(headers)} ({share:.2%})"
     if traffic.differing_ranks:
-        yield f"  ranks {', '.join(map(str, traffic.differing_ranks))} were given other totals"
+        yield f"  ranks {', '.join(map(str, traffic.differing_ranks))} report other totals"
     if traffic.control:
         calls, sent = (sum(getattr(call, name) for call in traffic.control) for name in ("count", "payload_bytes"))
         yield f"  {calls:g} control messages under 1 KB, {format_volume(sent)} in all"
 
 
 def _run(report: Report) -> Iterator[str]:
-    """What is said of the whole run, below its step."""
+    """Lines about the whole run, below those of a step."""
     if report.first_loss is not None:
         yield f"loss {report.first_loss:.4f} → {report.last_loss:.4f} over {report.steps} steps"
     if report.validation:
@@ -123,34 +125,34 @@ def _run(report: Report) -> Iterator[str]:
 
 
 def checkpoints_text(found: tuple[Checkpointed, ...]) -> str:
-    """How many checkpoints were written, and how long training stood still for one; why some were not."""
+    """Number of checkpoints, the pause of training for one, and why some were not written."""
     whole = [one for one in found if not one.error]
-    told = "no checkpoint was written"
+    text = "no checkpoint was written"
     if whole:
         times = (statistics.median(one.pause_s for one in whole), max(one.pause_s for one in whole))
         pause, longest, write = map(format_seconds, (*times, statistics.median(one.write_s for one in whole)))
         many = f"{len(whole)} checkpoint{'s' * (len(whole) > 1)} of {format_bytes(whole[-1].bytes)}"
-        told = f"{many}: training paused {pause} for one (median; {longest} at most), complete after {write}"
+        text = f"{many}: training paused {pause} for one (median; {longest} at most), complete after {write}"
     failed = [one for one in found if one.error]
     if failed:
         steps = ", ".join(str(one.step) for one in failed[:5]) + ", ..." * (len(failed) > 5)
-        told += f"; none after step {steps}: {failed[-1].error}"
-    return told
+        text += f"; none after step {steps}: {failed[-1].error}"
+    return text
 
 
 def bad_steps_text(found: tuple[BadStep, ...]) -> list[str]:
-    """What became of the steps that were not taken, and what each cost: all that were skipped in one line."""
+    """Outcome and cost of the steps that were not applied; skipped ones share one line."""
     skipped = [one for one in found if one.action == badloss.SKIPPED]
     lines = [f"step {one.bad_step} {badloss.text(one)}" for one in found if one.action != badloss.SKIPPED]
     if skipped:
         steps = ", ".join(str(one.bad_step) for one in skipped[:8]) + ", ..." * (len(skipped) > 8)
         many, lost = "s" * (len(skipped) > 1), format_seconds(sum(one.seconds for one in skipped))
-        lines.append(f"step{many} {steps} skipped ({lost}), the last as {skipped[-1].why}")
+        lines.append(f"step{many} {steps} skipped ({lost}), the last: {skipped[-1].why}")
     return lines
 
 
 def goodput_text(report: Report) -> str:
-    """Which share of a run's time, over all its starts, its steps took."""
+    """The share of a run's time, over all its starts, that its steps took."""
     assert report.goodput is not None and report.run_s is not None and report.training_s is not None
     whole, steps = format_seconds(report.run_s), format_seconds(report.training_s)
     starts = f" in {len(report.attempts) + 1} starts" if report.attempts else ""
@@ -158,17 +160,17 @@ def goodput_text(report: Report) -> str:
 
 
 def attempt_text(one: Attempt) -> str:
-    """How a start of a run ended, from where the next went on, and what that cost."""
+    """End of a start of a run, the step from which the next one resumed, and the cost."""
     again = one.steps - one.resumed_from
     lost = f"{again} step{'s' * (again != 1)} trained again ({format_seconds(one.repeated_s)})"
     down = "n/a" if one.down_s is None else format_seconds(one.down_s)
     why = f" ({one.message.rstrip('.')})" if one.message else ""
     where = f" on {one.nodes} nodes" if one.nodes > 1 else ""
-    ended, went_on = f"{one.status}{where} after step {one.steps}{why}", f"went on after step {one.resumed_from}"
+    ended, went_on = f"{one.status}{where} after step {one.steps}{why}", f"resumed after step {one.resumed_from}"
     return f"{ended}; {went_on}: {lost}, {down} until the next step"
 
 
-def _figures(line: Line, form: Form, absent: str = MISSING) -> tuple[str, str]:
+def _figures(line: FigureLine, form: FormatFigure, absent: str = MISSING) -> tuple[str, str]:
     """(predicted, measured) for people."""
     predicted = MISSING if line.predicted is None else form(line.predicted)
     return predicted, absent if line.measured is None else form(line.measured)

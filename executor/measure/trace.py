@@ -49,7 +49,7 @@ UNSEEN = (
 """What no trace on a CPU can see."""
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     """The fullest moment of one phase: the operation and module that made it so, and the live bytes by term."""
 
     phase: str
@@ -63,7 +63,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.terms.values())
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class SavedTensor(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor that a block keeps for its backward: where and by which operation it was made.
 
     `path` is the module inside the block, or "loss" for what follows the model; bytes are of one token.
@@ -84,14 +84,14 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     layers: tuple[int, ...]
     micro_batches: int
-    moments: tuple[Moment, ...]
+    moments: tuple[PhasePeak, ...]
     collectives: tuple[Collective, ...]
     control: tuple[Collective, ...]
     seconds: float
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[SavedTensor, ...] = ()
 
     def as_measured(self, gpus_per_node: int) -> Measured:
-        """As a rank of a real run writes it."""
+        """The trace in the form that a rank of a real run writes."""
         return Measured(
             rank=self.rank,
             node=self.rank // gpus_per_node,
@@ -114,21 +114,21 @@ class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
     model_layers: int
     traced_layers: tuple[int, ...]
     micro_batches: int
-    moments: tuple[Moment, ...]
+    moments: tuple[PhasePeak, ...]
     memory: MemoryReport
     traffic: TrafficReport
     unseen: tuple[str, ...]
     seconds: float
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[SavedTensor, ...] = ()
 
     @property
-    def peak(self) -> Moment:
+    def peak(self) -> PhasePeak:
         """The fullest moment that is compared."""
         return max(self.moments, key=lambda moment: moment.total)
 
 
 def trace(plan: Plan, plan_file: Path, rank: int, *, full: bool = False, kernels: bool = False) -> TraceReport:
-    """Trace one rank of a plan in a process of its own, and join what it gives with the plan's prediction.
+    """Trace one rank of a plan in a separate process, and join the result with the plan's prediction.
 
     `kernels` asks also what one block keeps for backward.
     """
@@ -152,13 +152,13 @@ def refusal(plan: Plan) -> str | None:
     """Why no module of this plan can be built in one process, or None."""
     layout, job = plan.layout, plan.job
     if layout.engine not in ENGINES:
-        return f"engine {layout.engine} is not one that a trace starts; it has {', '.join(ENGINES)}"
+        return f"engine {layout.engine} is not supported by executor trace; it supports {', '.join(ENGINES)}"
     for axis in ("pp", "cp", "ep", *(() if "tp" in layout.facts.splits else ("tp",))):
         if getattr(layout, axis) != 1:
-            return f"{axis}={getattr(layout, axis)} is planned, but no trace splits it"
+            return f"{axis}={getattr(layout, axis)} is planned, but executor trace does not split it"
     for field in OFFLOADS:
         if getattr(layout, field):
-            return f"{field}: a trace has one memory, so host and device cannot be told apart"
+            return f"{field}: a trace has one memory, so it cannot separate host and device"
     if job.base_quantization is not None:
         return "method=qlora: bitsandbytes' 4-bit weights are a tensor class of their own, which no fake tensor can be"
     case = Case.of(plan)
@@ -250,8 +250,8 @@ def _watched(command: Sequence[str], environment: Mapping[str, str]) -> subproce
     ):
         while True:
             try:
-                told = process.communicate(timeout=0.1)
-                return subprocess.CompletedProcess(command, process.returncode, *told)
+                output = process.communicate(timeout=0.1)
+                return subprocess.CompletedProcess(command, process.returncode, *output)
             except subprocess.TimeoutExpired:
                 if signals:
                     process.kill()

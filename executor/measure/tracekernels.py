@@ -1,4 +1,4 @@
-"""What a traced block keeps for backward, in the form of a kernels preset (presets/kernels).
+"""Tensors that a traced block keeps for backward, in the form of a kernels preset (presets/kernels).
 
 Each part's value is read off the tensors that are kept, and the whole is proved: the inventory with these parts must
 keep as many bytes a token as the trace. Not here: tracing (trace.py), or what a value means (presets/README.md).
@@ -11,7 +11,7 @@ from importlib import metadata
 
 import msgspec
 
-from executor.measure.trace import Kept
+from executor.measure.trace import SavedTensor
 from planner.basics.quoting import for_comment
 from planner.basics.tomltext import pairs
 from planner.engines import engine_of
@@ -23,7 +23,7 @@ from planner.spec.plan import Plan
 PARTS = ("norm", "rotary", "attention", "mlp", "loss")
 
 
-def parts_of(kept: Iterable[Kept], given: Kernels) -> tuple[Kernels, dict[str, str]]:
+def parts_of(kept: Iterable[SavedTensor], given: Kernels) -> tuple[Kernels, dict[str, str]]:
     """(the parts that the kept tensors show, for each what showed it). What keeps nothing stays as `given` has it."""
     kept = tuple(kept)
     norms = _operations(one for one in kept if _is_norm(one))
@@ -56,7 +56,7 @@ def kept_bytes(plan: Plan, parts: Kernels) -> float:
     return float(kept_by_layer(case.walked_model, compute, "layer").per_token)
 
 
-def as_preset(plan: Plan, kept: tuple[Kept, ...]) -> str:
+def as_preset(plan: Plan, kept: tuple[SavedTensor, ...]) -> str:
     """The preset as TOML, headed by what the block keeps operation by operation and by the proof."""
     parts, reasons = parts_of(kept, plan.runtime.parts)
     block = [one for one in kept if one.path != "loss"]
@@ -78,10 +78,10 @@ def as_preset(plan: Plan, kept: tuple[Kept, ...]) -> str:
     return "\n".join([*lines, *pairs(facts), "", "[sources]", *pairs(dict.fromkeys(facts, left) | sources)])
 
 
-def _is_norm(one: Kept) -> bool:
+def _is_norm(one: SavedTensor) -> bool:
     last = one.path.rpartition(".")[2]
     return "norm" in last or last.startswith("ln_")
 
 
-def _operations(kept: Iterable[Kept]) -> list[str]:
+def _operations(kept: Iterable[SavedTensor]) -> list[str]:
     return [one.op for one in kept]

@@ -1,1 +1,1 @@
-"""What must hold before anything is started: machine, limits, data, checkpoint, a person's script."""
+"""Checks before anything is started: machine, limits, data, checkpoint, the user's script."""

@@ -1,4 +1,4 @@
-"""What NCCL, gloo and torch say when ranks do not meet, as a rule with its way out.
+"""Error messages of NCCL, gloo and torch when ranks do not meet, each as a rule with its fix.
 
 The words are those of their sources: NCCL 2.18 to 2.28 (src/misc/socket.cc, src/misc/ibvwrap.cc, src/misc/shmutils.cc,
 src/init.cc), gloo's and torch's of 2.13. Not here: making them say it (host.py).
@@ -41,8 +41,8 @@ MOST_LOGS = 64
 
 
 def of_logs(logs: Iterable[Path]) -> str:
-    """Why ranks do not reach each other, as the first of their logs says that does, in a sentence with the way out;
-    empty where they name no cause. What a rank says that merely lost another is no cause."""
+    """The reason why ranks do not reach each other, from the first log that names one, with its fix; empty where none
+    does. A message about a lost peer is not a cause."""
     for log in islice(logs, MOST_LOGS):
         if (found := cause(rundir.last_text(log), CAUSES)) is not None:
             rule, fix, line = found

@@ -23,7 +23,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OLD = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 MOST_HEAD = 16 * 2**20
 """Bytes of the longest head of a safetensors file: 120,000 tensors."""
-Count = Annotated[int, msgspec.Meta(ge=0)]
+NotNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 OTHERWISE_EQUAL = frozenset(
     {"name", "parameters", "max_seq_len", "norm_eps", "rope_theta", "rope_theta_local", "rope_scaling", "query_scale"}
 )
@@ -34,8 +34,8 @@ class _Entry(msgspec.Struct, frozen=True):
     """A tensor in the head of a safetensors file."""
 
     dtype: str
-    shape: tuple[Count, ...]
-    data_offsets: tuple[Count, Count]
+    shape: tuple[NotNegativeInt, ...]
+    data_offsets: tuple[NotNegativeInt, NotNegativeInt]
 
 
 _ENTRY = msgspec.json.Decoder(_Entry)

@@ -1,4 +1,4 @@
-"""What a person's own script must be for its run to count as the plan's: its world, and what it is wrapped in.
+"""Contract of a user's own script: the world size and the wrapper that make its run count as the plan's.
 
 Not here: reading that from a running script (worker/world/live.py), or running one (worker/script.py).
 """
@@ -21,8 +21,8 @@ class AnotherWorld(PlannerError):
     cause = "another world"
 
 
-class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """What a script was found in: `engine` None where its weights are wrapped in nothing that is known.
+class WrappedScript(msgspec.Struct, frozen=True, kw_only=True):
+    """World and wrapper of a script: `engine` None where its weights are wrapped in nothing that is known.
 
     `ranks` are those the wrapper works over, `shards` those that one copy of the weights is divided by; None where it
     does not say.
@@ -37,7 +37,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     shards: int | None = None
 
 
-def differences(layout: Layout, found: Live) -> list[str]:
+def differences(layout: Layout, found: WrappedScript) -> list[str]:
     """In what a script is another run than the plan's; empty where it is the plan's."""
     world = layout.world_size
     if found.world_size != world:
@@ -62,7 +62,7 @@ def differences(layout: Layout, found: Live) -> list[str]:
     return []
 
 
-def refusal(layout: Layout, found: Live, script: str) -> AnotherWorld | None:
+def refusal(layout: Layout, found: WrappedScript, script: str) -> AnotherWorld | None:
     """The refusal of a script that is another run than the plan's (exit code 4)."""
     wrong = differences(layout, found)
     if not wrong:
@@ -73,7 +73,7 @@ def refusal(layout: Layout, found: Live, script: str) -> AnotherWorld | None:
 def script_differences(
     layout: Layout, started: int, mesh: Mapping[int, Mapping[str, Any]], elsewhere: frozenset[int] = frozenset()
 ) -> list[str]:
-    """The same of a run that has ended, from what its ranks recorded. A script that never stepped has not trained.
+    """Differences of a run that has ended, from its ranks' records. A script that never stepped has not trained.
     Nothing is known of ranks `elsewhere`."""
     stepped = {rank: seen for rank, seen in mesh.items() if seen.get("stepped")}
     wrong = []
@@ -81,6 +81,6 @@ def script_differences(
         wrong.append(f"ranks {idle} took no optimizer step")
     first: dict[str, int] = {}
     for rank, seen in sorted(stepped.items()):
-        for one in differences(layout, msgspec.convert(seen, Live)):
+        for one in differences(layout, msgspec.convert(seen, WrappedScript)):
             first.setdefault(one, rank)  # all ranks of a script differ alike
     return wrong + [f"rank {rank} {one}" for one, rank in first.items()]

@@ -1,4 +1,4 @@
-"""What can be said of a run's data, tokenizer and checkpoint before anything is launched: no torch, no tokens read.
+"""Checks of a run's data, tokenizer and checkpoint before the launch, without torch and without reading tokens.
 
 `executor run` calls `check_inputs` on the planning machine and every rank calls it again on its own. Not here: what a
 line of a .jsonl must be (examples.py), what a checkpoint must be (checkpoint.py), or reading the data
@@ -47,7 +47,7 @@ def check_inputs(plan: Plan, *, every_line: bool = True) -> None:
 
 
 def input_checks(plan: Plan, *, every_line: bool = True) -> list[tuple[str, Callable[[], None]]]:
-    """The same by the name of each input, to be run one by one."""
+    """The checks by the name of each input, to be run one by one."""
     recipe, checks = plan.job.recipe, list[tuple[str, Callable[[], None]]]()
     if tokenizer := recipe.own_tokenizer:
         checks.append(("tokenizer", lambda: check_tokenizer(tokenizer, plan.model.vocab)))
@@ -67,7 +67,7 @@ def check_data(plan: Plan, data: str | None, field: str, *, every_line: bool = T
         raise PlannerError(field, path, "is empty", "Give a file with text or tokens")
     form, size = form_of(path, field), path.stat().st_size
     if by_documents(plan.job) and form in STREAMS:
-        rule = "is one stream of tokens, and the plan has packing or mean_seq_len, which are of documents"
+        rule = "is one stream of tokens, and the plan has packing or mean_seq_len, which need documents"
         raise PlannerError(field, path, rule, "Give a .jsonl file, a document a line, or plan without the two")
     if form == "tokens":
         width = token_bytes(plan.model.vocab)

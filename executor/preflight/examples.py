@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.preflight.files import object_of, rows_of, text_of
-from executor.preflight.turns import Turn, decoded, turns
+from executor.preflight.turns import ChatTurn, decoded, turns
 from planner.basics.errors import PlannerError
 from planner.spec.datafile import form_of
 
@@ -37,7 +37,7 @@ class Chat:
     """Messages of {"role", "content"}, some with "tool_calls"; the assistant's are the answers. `tools` are what it may
     call, as the row has them."""
 
-    messages: list[Turn]
+    messages: list[ChatTurn]
     tools: list[Any] | None = None
 
 
@@ -67,7 +67,7 @@ CHATS = ("messages", "conversations")
 
 
 def kind_of(path: Path, field: str) -> str:
-    """Which of KINDS the first row is."""
+    """The kind of the first row, one of KINDS."""
     for row in rows_of(path, field):
         return _kind(object_of(row, field), row[0], field)
     raise PlannerError(field, path, "holds no line that is not blank", "Write one JSON object a line")
@@ -103,7 +103,7 @@ def _example(kind: str, found: dict[str, Any], place: str, field: str) -> Exampl
         said = turns(found[kind], kind, place, field)
         return Chat(before + said, tools if isinstance(tools, list) and tools else None)
     if unread := next((key for key in UNREAD if found.get(key)), ""):
-        rule = f'has a "{unread}", which is read of chats alone'
+        rule = f'has a "{unread}", which only chats have'
         raise PlannerError(field, place, rule, 'Write the row as {"messages": [...]}')
     first, *answer = (_string(found, key, place, field) for key in KINDS[kind])
     if not answer:

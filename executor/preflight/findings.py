@@ -44,11 +44,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def refusal(self) -> PlannerError:
-        """The same as a refusal."""
+        """The finding as an error."""
         return PlannerError(self.field or self.check, self.measured or None, self.rule, self.fix, exit_code=PREFLIGHT)
 
 
-class Row(Finding, frozen=True, kw_only=True):
+class NodeFinding(Finding, frozen=True, kw_only=True):
     """A finding and the node it is of."""
 
     node: int
@@ -56,7 +56,7 @@ class Row(Finding, frozen=True, kw_only=True):
 
     @property
     def error(self) -> PlannerError:
-        """The same as a refusal that begins with the host."""
+        """The finding as an error that begins with the host."""
         field = f"{self.host}: {self.field or self.check}"
         return PlannerError(field, self.measured or None, self.rule, self.fix, exit_code=PREFLIGHT)
 
@@ -79,7 +79,7 @@ def _asked(one: Check) -> Finding:
     except PlannerError as error:
         return refused(one.name, error)
     except Exception as error:  # one check that breaks hides no other
-        rule = f"could not be asked ({type(error).__name__}: {error})"
+        rule = f"could not be checked ({type(error).__name__}: {error})"
         return Finding(check=one.name, status="fail", rule=rule, field=one.name)
     return Finding(check=one.name, status="pass", measured="" if measured is None else str(measured))
 
@@ -95,5 +95,5 @@ def differing(facts: Mapping[int, Mapping[str, str]], name: str, reference: str 
 
 
 def rule_of(name: str) -> tuple[Status, str]:
-    """What it is where nodes differ in a fact, and the way out."""
+    """Severity and fix where nodes differ in a fact."""
     return RULES.get(name, ("fail", "Give every node the same file" if name.startswith(INPUT) else SAME_PACKAGE))

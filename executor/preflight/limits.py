@@ -1,4 +1,4 @@
-"""What the system lets a process of a run have: shared memory, locked memory, open files, free memory of its GPUs.
+"""Limits of a run's processes: shared memory, locked memory, open files, free memory of their GPUs.
 
 Not here: devices, packages and host memory (executor.preflight.preflight), or the network (network.py).
 """

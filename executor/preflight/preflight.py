@@ -1,4 +1,5 @@
-"""What must hold before a run creates anything: the plan is whole, this machine has what it names, the data is there.
+"""Checks before a run creates anything: the plan is complete, this machine has its devices and packages, the data
+exist.
 
 Every check raises PlannerError with the exit code of its kind. Not here: checks of the run folder (rundir.py), or
 whether a model fits a GPU, which planning decides.
@@ -29,7 +30,7 @@ PREFLIGHT = 3
 
 
 class Doubt(PlannerError):
-    """What may go wrong, and keeps no run from starting."""
+    """A doubt that does not prevent a start."""
 
 
 class Check(NamedTuple):
@@ -43,7 +44,7 @@ class Check(NamedTuple):
 
 
 def require(checks: Iterable[Check], echo: Callable[[str], None]) -> None:
-    """All of them, in order; the first that does not hold is the answer no. Doubts are told."""
+    """Run all checks in order; raise the first failure, print doubts."""
     for one in checks:
         try:
             one.run()
@@ -147,12 +148,12 @@ def check_loading_memory(plan: Plan, available: float | None = None, *, ranks: i
     case = Case.of(plan)
     need = max(float(loading_bytes(case.at(stage))) for stage in case.stages())
     fix = "Use a host with more memory, or a smaller model"
-    rule = "that is what loading takes, and this machine has {have} free"
+    rule = "loading takes that much, and this machine has {have} free"
     return _fits_in_host("host memory", ranks, need, available, rule, fix)
 
 
 def _fits_in_host(field: str, ranks: int, of_rank: float, available: float | None, rule: str, fix: str) -> str:
-    """So many bytes of each rank are free on this host; `rule` may name what is needed in all, and what is free."""
+    """Check that this host has the bytes of each rank free; `rule` may name what is needed in all, and what is free."""
     have, need = available_memory() if available is None else available, ranks * of_rank
     if need > have:
         value = f"{ranks} ranks x {format_bytes(of_rank)}"
@@ -162,7 +163,7 @@ def _fits_in_host(field: str, ranks: int, of_rank: float, available: float | Non
 
 
 def check_disk(folder: Path, need: float, field: str, fix: str) -> str:
-    """The disk on which a folder will stand has room for so many bytes of weights and logs."""
+    """Check that the disk of a folder has room for `need` bytes of weights and logs."""
     nearest = folder.absolute()
     while not nearest.exists():
         nearest = nearest.parent
@@ -179,7 +180,7 @@ def visible_gpus() -> int:
 
 
 def visible_cards() -> list[int | str]:
-    """The same devices, each by the driver's number or its UUID."""
+    """The visible devices, each by the driver's number or its UUID."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

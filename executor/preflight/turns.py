@@ -11,7 +11,7 @@ import msgspec
 
 from planner.basics.errors import PlannerError
 
-Turn = dict[str, Any]
+ChatTurn = dict[str, Any]
 ROLES = ("system", "user", "assistant", "tool")
 SPEAKERS = {
     "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
@@ -23,7 +23,7 @@ KEPT = ("tool_calls", "name", "tool_call_id")
 """What chat templates read of a turn beside its role and content."""
 
 
-def turns(found: object, kind: str, place: str, field: str) -> list[Turn]:
+def turns(found: object, kind: str, place: str, field: str) -> list[ChatTurn]:
     """The turns of a chat, one of which has an answer. `kind` is the key that had them."""
     if not isinstance(found, list) or not found:
         fix = (
@@ -38,7 +38,7 @@ def turns(found: object, kind: str, place: str, field: str) -> list[Turn]:
     return read
 
 
-def _turn(one: object, place: str, field: str) -> Turn:
+def _turn(one: object, place: str, field: str) -> ChatTurn:
     if not isinstance(one, dict):
         raise PlannerError(field, place, "is not an object", 'Write {"role": ..., "content": ...}')
     if "from" in one and "role" not in one:
@@ -56,7 +56,7 @@ def _turn(one: object, place: str, field: str) -> Turn:
     return {"role": role, "content": content, **kept}
 
 
-def _said(one: Turn, place: str, field: str) -> Turn:
+def _said(one: ChatTurn, place: str, field: str) -> ChatTurn:
     """ShareGPT's: who it is from, and its value."""
     speaker, value = one["from"], one.get("value")
     if not isinstance(speaker, str) or not isinstance(value, str):
@@ -84,7 +84,7 @@ def _content(found: object, place: str, field: str) -> str | None:
     return "".join(texts)
 
 
-def _call(found: Any, place: str, field: str) -> Turn:
+def _call(found: Any, place: str, field: str) -> ChatTurn:
     """One call of a tool, its arguments as an object: templates write them as JSON themselves."""
     called = decoded(found)
     function = called.get("function", called) if isinstance(called, dict) else None

@@ -18,12 +18,12 @@ import msgspec
 
 from executor.folder import alive, badloss, checkpoints, joining, rundir, steplines
 from executor.folder.alive import ALIVE
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.folder.checkpoints import Complete
 from executor.folder.joining import JOIN, JOINED, Joining, Seconds, without_secrets
-from executor.folder.rundir import Launcher, Line, Logged, WordOrNone
+from executor.folder.rundir import LauncherProcess, LineOfText, Logged, WordOrNone
 from executor.folder.steplines import Lines
-from executor.run.prepare import Options, Prepared
+from executor.run.prepare import PreparedRun, RunOptions
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError, refusing
 from planner.spec import spans
@@ -38,34 +38,34 @@ MOVED = (
 """What belongs to one start. The plan is copied; metrics, checkpoints and saved weights are the run's."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """asked.json: what a run was asked for beside its plan, for a start that goes on with it. A value of `environment`
-    is None where each start has to be given it. `place` and `kept` as in prepare.Options. `launcher` is "join" or
-    "slurm" where nodes join the run, and `sbatch` are its job's options."""
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """asked.json: the options of a run beside its plan, for a start that resumes it. A value of `environment` is None
+    where each start has to be given it. `place` and `kept` as in RunOptions. `launcher` is "join" or "slurm" where
+    nodes join the run, and `sbatch` are its job's options."""
 
     schema: str = "asked/1"
-    hosts: Line = "auto"
+    hosts: LineOfText = "auto"
     save_weights: bool = False
-    checkpoints: Policy | None = None
+    checkpoints: CheckpointSchedule | None = None
     environment: dict[str, str | None] = {}
     meet_s: Seconds = 600.0
     stall_s: Seconds | None = None
     max_restarts: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
-    place: Line | None = None
+    place: LineOfText | None = None
     kept: WordOrNone = ""
     launcher: Literal["", "join", "slurm"] = ""
     sbatch: tuple[str, ...] = ()
-    bad_loss: badloss.Policy = badloss.STOP
+    bad_loss: badloss.BadLossPolicy = badloss.STOP
 
 
-OF_OPTIONS = tuple(one.name for one in fields(Options) if one.name in Asked.__struct_fields__)
-"""What asked.json keeps of prepare.Options, by the same names."""
+OF_OPTIONS = tuple(one.name for one in fields(RunOptions) if one.name in RunRequest.__struct_fields__)
+"""What asked.json keeps of RunOptions, by the same names."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """From where a run goes on: a checkpoint's folder after `step` steps (None: from the start), and the newer ones
-    that cannot be read, with their reasons. `found` is its COMPLETE."""
+class ResumePoint:
+    """The point from which a run resumes: a checkpoint's folder after `step` steps (None: from the start), and newer
+    ones that cannot be read, with the reasons. `found` is its COMPLETE."""
 
     checkpoint: Path | None
     step: int
@@ -73,11 +73,11 @@ class Place:
     found: Complete | None = None
 
 
-Newest = Callable[[Path], Place]
+FindResumePoint = Callable[[Path], ResumePoint]
 """How the newest checkpoint of a run folder is found."""
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """attempts/N/attempt.json: from which step the next start went on, and which checkpoints it passed over, with the
     reason. `last_time` is the Unix time of the last step that this start logged, 0 where it logged none."""
 
@@ -88,7 +88,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keep_asked(
-    ready: Prepared,
+    ready: PreparedRun,
     folder: Path | None = None,
     *,
     launcher: Literal["", "join", "slurm"] = "",
@@ -97,18 +97,17 @@ def keep_asked(
     """Write asked.json into the run folder, or into this one, readable by its owner alone."""
     shared = {name: getattr(ready.options, name) for name in OF_OPTIONS}
     environment = without_secrets(ready.environment)
-    asked = Asked(environment=environment, launcher=launcher, sbatch=tuple(sbatch), **shared)
+    asked = RunRequest(environment=environment, launcher=launcher, sbatch=tuple(sbatch), **shared)
     rundir.write_json((folder or ready.options.run_dir) / ASKED, asked, private=True)
 
 
-def read_asked(folder: Path) -> Asked:
-    """What a run was asked for; of a folder without asked.json what its join.json says, else what a run is by
-    default."""
+def read_asked(folder: Path) -> RunRequest:
+    """The options of a run; of a folder without asked.json those of its join.json, else the defaults."""
     if (path := folder / ASKED).is_file():
-        return rundir.read_json(path, Asked)
+        return rundir.read_json(path, RunRequest)
     if (wanted := joined_by(folder)) is None:
-        return Asked()
-    return Asked(
+        return RunRequest()
+    return RunRequest(
         save_weights=wanted.save_weights, checkpoints=wanted.checkpoints, environment=wanted.environment,
         stall_s=wanted.stall_s, launcher="join",
     )  # fmt: skip
@@ -129,11 +128,11 @@ def started(folder: Path) -> bool:
 
 
 def repeated(
-    ready: Prepared,
-    start: Callable[[Prepared], tuple[RunRecord, bool]],
+    ready: PreparedRun,
+    start: Callable[[PreparedRun], tuple[RunRecord, bool]],
     echo: Echo,
-    mended: Callable[[Prepared], Prepared] | None = None,
-    find: Newest | None = None,
+    mended: Callable[[PreparedRun], PreparedRun] | None = None,
+    find: FindResumePoint | None = None,
 ) -> RunRecord:
     """Start a run, and again from its newest checkpoint as often as its options allow, while `start` says that another
     start may do better. The same failure at the same step ends it, and so does a start that is refused. `mended` makes
@@ -155,7 +154,7 @@ def repeated(
         except PlannerError as error:
             return _closed(folder, record, f"it could not be started again: {error.sentence}")
     if again and before is not None and failure_of(folder, record) == before:
-        return _closed(folder, record, f"it failed so at step {before[-1]} twice, and is not started a third time")
+        return _closed(folder, record, f"it failed so at step {before[-1]} twice, so it is not started a third time")
     return record
 
 
@@ -168,7 +167,7 @@ def _closed(folder: Path, record: RunRecord, why: str) -> RunRecord:
     return record
 
 
-def after_failure(ready: Prepared, echo: Echo, find: Newest | None = None) -> Prepared:
+def after_failure(ready: PreparedRun, echo: Echo, find: FindResumePoint | None = None) -> PreparedRun:
     """The next start of a run whose launcher saw it fail: from its newest checkpoint, or from the start."""
     place = (find or newest)(ready.options.run_dir)
     set_aside(ready.options.run_dir, place.step, place.skipped)
@@ -177,20 +176,20 @@ def after_failure(ready: Prepared, echo: Echo, find: Newest | None = None) -> Pr
     return replace(ready, options=replace(ready.options, again=True, resume=place.checkpoint))
 
 
-def newest(run: Path) -> Place:
-    """From where a run can go on: the highest step whose checkpoint is whole, or its beginning."""
+def newest(run: Path) -> ResumePoint:
+    """The point from which a run can resume: the newest complete checkpoint, or its beginning."""
     folder, skipped = checkpoints.newest(run)
     found = checkpoints.complete(folder) if folder is not None else None
-    return Place(folder, found.step if found is not None else 0, tuple(skipped), found)
+    return ResumePoint(folder, found.step if found is not None else 0, tuple(skipped), found)
 
 
-def tell_skipped(place: Place, echo: Echo) -> None:
+def tell_skipped(place: ResumePoint, echo: Echo) -> None:
     """Say which newer checkpoints cannot be read, and why."""
     for name, reason in place.skipped:
-        echo(f"passed over checkpoint {name}: {reason}")
+        echo(f"skipped checkpoint {name}: {reason}")
 
 
-def named(place: Place) -> str:
+def named(place: ResumePoint) -> str:
     """From where, in words."""
     return f"checkpoint {place.checkpoint.name}" if place.checkpoint is not None else "the beginning"
 
@@ -204,17 +203,17 @@ def failure_of(run: Path, record: RunRecord) -> tuple[object, ...]:
 
 
 def set_aside(run: Path, step: int, skipped: Sequence[tuple[str, str]] = ()) -> Path:
-    """Make room for a start that goes on after `step` steps; where the earlier one's files are now.
+    """Move the files of the earlier start aside for one that resumes after `step` steps; returns their new folder.
 
     Whatever interrupts it, calling it again goes on with what is left. PlannerError where the folder takes no file.
     """
     folder = run / ATTEMPTS / str(1 + max(_numbers(run), default=0))
-    rule, fix = "cannot be put aside for the next start", "Free some space, or look at its rights"
+    rule, fix = "cannot be moved aside for the next start", "Free some space, or check its permissions"
     with refusing(OSError, "run", run, rule, fix, exit_code=3):
         folder.mkdir(parents=True)
         kept, cut = steplines.parted(run, step)
         last = max((line.time for _, line in (*kept, *cut)), default=0.0)
-        made = Kept(resumed_from=step, skipped=tuple(skipped), last_time=last)
+        made = AttemptRecord(resumed_from=step, skipped=tuple(skipped), last_time=last)
         write_whole(folder / KEPT, msgspec.json.encode(made) + b"\n")
         if cut:
             write_whole(folder / rundir.METRICS, b"".join(raw + b"\n" for raw, _ in cut))
@@ -241,8 +240,8 @@ def folders(run: Path) -> list[Path]:
     return [run / ATTEMPTS / str(number) for number in sorted(_numbers(run))]
 
 
-def last_launcher(run: Path) -> Launcher | None:
-    """Who launched a run: the present start, or the last one where the next is being made."""
+def last_launcher(run: Path) -> LauncherProcess | None:
+    """The launcher of a run: of the present start, or of the last one while the next is being made."""
     found = (rundir.read_launcher(one) for one in (run, *folders(run)[-1:]))
     return next(filter(None, found), None)
 
@@ -250,7 +249,7 @@ def last_launcher(run: Path) -> Launcher | None:
 def _attempt(folder: Path, cut: Lines, steps: list[Logged]) -> Attempt:
     record = rundir.read_record(folder) or _unknown(folder)
     known = folder / KEPT
-    kept = rundir.read_json(known, Kept) if known.is_file() else Kept(resumed_from=0)
+    kept = rundir.read_json(known, AttemptRecord) if known.is_file() else AttemptRecord(resumed_from=0)
     again = [line for _, line in cut if line.step_s is not None]
     following = min((line.time - (line.step_s or 0.0) for line in steps if line.time > kept.last_time), default=None)
     down = None if following is None or not kept.last_time else max(0.0, following - kept.last_time)

@@ -21,7 +21,7 @@ from executor.launchers import local
 from executor.preflight.findings import asked
 from executor.run import attempts
 from executor.run.launch import configuration_environment, launch_spec
-from executor.run.prepare import Options, Prepared, decided, files_of, folder_checks, host_checks
+from executor.run.prepare import PreparedRun, RunOptions, decided, files_of, folder_checks, host_checks
 from executor.system.environment import inherited, masked
 from executor.watch.supervise import Echo
 from planner import __version__
@@ -41,9 +41,10 @@ ANY_MASTER = "HOST"
 
 @dataclass(frozen=True)
 class DryRun:
-    """What would be written and started. `unchecked` says, by check, what is not so here or could not be asked."""
+    """The files and commands of a launch. `unchecked` has, by check, the sentences of those that fail or cannot run
+    here."""
 
-    ready: Prepared
+    ready: PreparedRun
     spec: LaunchSpec
     port: int
     unchecked: dict[str, str]
@@ -61,9 +62,10 @@ class DryRun:
 
 
 def dry_run(
-    plan: Plan, options: Options, echo: Echo, backend: Backend | None = None, *, read_back: bool = True
+    plan: Plan, options: RunOptions, echo: Echo, backend: Backend | None = None, *, read_back: bool = True
 ) -> DryRun:
-    """What a launch would do. PlannerError for what is wrong with the plan itself: on no machine would it run.
+    """The launch of a plan, without starting it. PlannerError for a fault of the plan itself, with which no machine
+    could run it.
 
     Without `read_back` the backend's variables are the plan's, and not what the framework, which takes seconds to
     import, makes of its files here: every node asks the one that it has.
@@ -85,7 +87,7 @@ def dry_run(
     return DryRun(made, launch_spec(made, port.number, configured), port.number, refused)
 
 
-def _hosts(options: Options, refused: dict[str, str]) -> local.Hosts:
+def _hosts(options: RunOptions, refused: dict[str, str]) -> local.LaunchedNodes:
     if options.hosts == "elsewhere" or any(name in refused for name in OF_MACHINES):
         return local.describe(options.nodes, "elsewhere")
     try:
@@ -97,8 +99,8 @@ def _hosts(options: Options, refused: dict[str, str]) -> local.Hosts:
     return local.describe(options.nodes, emulation)
 
 
-def _configured(made: Prepared, refused: dict[str, str]) -> dict[str, str]:
-    """What the framework makes of its files; where it is not installed, what the plan says it should."""
+def _configured(made: PreparedRun, refused: dict[str, str]) -> dict[str, str]:
+    """Variables that the framework exports for its files; those of the plan where it is not installed."""
     if "software" not in refused:
         with tempfile.TemporaryDirectory() as scratch:
             rundir.create(Path(scratch), made.plan, made.files)
@@ -110,12 +112,12 @@ def _configured(made: Prepared, refused: dict[str, str]) -> dict[str, str]:
                 return {name: value.replace(scratch, str(made.options.run_dir)) for name, value in configured.items()}
     else:
         refused["configuration"] = (
-            f"{made.backend.name} is not here to read its file back: the variables are the plan's"
+            f"{made.backend.name} is not installed here, so its file was not read back: the variables are the plan's"
         )
     return _expected(made)
 
 
-def _expected(made: Prepared) -> dict[str, str]:
+def _expected(made: PreparedRun) -> dict[str, str]:
     expected: Any = getattr(made.backend, "expected_environment", None)
     return dict(sorted(expected(made.plan).items())) if expected else {}
 
@@ -140,8 +142,8 @@ def write(found: DryRun, folder: Path, scripts: Mapping[str, str] | None = None)
     return sorted(path.relative_to(folder).as_posix() for path in files)
 
 
-def joining_of(ready: Prepared, port: int) -> joining.Joining:
-    """What each node has to know to join what was prepared, with the port of node 0."""
+def joining_of(ready: PreparedRun, port: int) -> joining.Joining:
+    """join.json of a prepared run, with the port of node 0."""
     program = ready.options.script
     return joining.Joining(
         run_id=ready.run_id,
@@ -171,7 +173,7 @@ def script(node: int, nodes: int, said: str = "") -> str:
 
 
 def join_command(found: DryRun, node: int) -> str:
-    """What a node is joined by, as a person types it."""
+    """The command that joins a node, as a user types it."""
     words = ["executor", "join", str(found.ready.options.run_dir), "--node-rank", str(node)]
     return for_shell([*words, "--master", ANY_MASTER] if len(found.ready.hosts.hosts) > 1 else words)
 
@@ -193,7 +195,7 @@ def as_json(found: DryRun, environment: Mapping[str, str] = os.environ) -> bytes
 
 
 def as_text(found: DryRun, environment: Mapping[str, str] = os.environ) -> str:
-    """The same for people: what is not a comment can be copied into a shell."""
+    """The dry run as text: all lines but comments can be copied into a shell."""
     lines = [for_comment(f"run folder: {found.ready.options.run_dir} (nothing is started)")]
     for name, text in _files(found).items():
         lines += ["", for_comment(f"file {name}"), text.rstrip()]
@@ -202,18 +204,21 @@ def as_text(found: DryRun, environment: Mapping[str, str] = os.environ) -> str:
     hosts = found.ready.hosts.hosts
     if found.elsewhere:
         names = f"{hosts[0].name} to {hosts[-1].name}" if len(hosts) > 1 else hosts[0].name
-        lines += [for_comment(f"{names}: hosts of yours, each with the folder that --output makes, shared or copied")]
+        lines += [for_comment(f"{names}: your own hosts, each with the folder that --output writes, shared or copied")]
     for one in found.commands:
         lines += ["", for_comment(f"node {one.node} ({hosts[one.node].name})")]
         if found.elsewhere:
-            lines += [join_command(found, one.node), "# which starts there, with addresses and interface of the host:"]
+            lines += [
+                join_command(found, one.node),
+                "# which starts this command there, with addresses and interface of the host:",
+            ]
         started = [*(f"{name}={for_shell([value])} \\" for name, value in one.env.items()), for_shell(one.argv)]
         lines += [for_comment(f"  {line}") for line in started] if found.elsewhere else started
     if not found.elsewhere:
-        joined = f"on hosts of yours, each with the folder that --output makes: {join_command(found, 0)}"
+        joined = f"on your own hosts, each with the folder that --output writes: {join_command(found, 0)}"
         lines += ["", for_comment(joined)]
     if found.unchecked:
-        lines += ["", "# not so on this machine, or not checked here:"]
+        lines += ["", "# different on this machine, or not checked here:"]
         lines += [for_comment(f"  {name}: {sentence}") for name, sentence in found.unchecked.items()]
     return "\n".join(lines)
 

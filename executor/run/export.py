@@ -27,8 +27,8 @@ DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 DEFAULT_SHARD_GB = 5.0
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """What an export wrote: a "model" or "adapters". `tokenizer` says whether the folder holds one."""
+class ExportedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of an export: a "model" or "adapters". `tokenizer` says whether the folder holds one."""
 
     schema: str = "export/1"
     run_dir: str
@@ -42,9 +42,9 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Options:
-    """How a model is written: with its adapters added to it, in another number format, in files of so many decimal GB;
-    and whether a folder gives way."""
+class ModelOptions:
+    """Options of a written model: adapters merged, another number format, GB (1e9 bytes) a file, and whether to replace
+    a folder."""
 
     merge: bool = False
     dtype: str | None = None
@@ -52,7 +52,7 @@ class Options:
     force: bool = False
 
 
-def export(run: Path, target: Path, options: Options) -> Written:
+def export(run: Path, target: Path, options: ModelOptions) -> ExportedModel:
     """Write the model of a run folder to `target`, which is there whole afterwards or not at all (PlannerError)."""
     plan = rundir.read_run_plan(run)
     check_weights(run, plan)
@@ -67,7 +67,7 @@ def export(run: Path, target: Path, options: Options) -> Written:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     files = sorted(path.name for path in target.iterdir())
-    return Written(
+    return ExportedModel(
         run_dir=str(run),
         model_dir=str(target),
         weight_bytes=sum((target / name).stat().st_size for name in files if name.endswith(".safetensors")),
@@ -88,13 +88,13 @@ def check_weights(run: Path, plan: Plan) -> None:
     elif record.exit_code:
         rule, fix = f"has no weights: it ended before they were saved ({record.status})", "Run it again"
     elif script := rundir.script_of(run):
-        rule, fix = f"has no weights: it was of your own script, {script}", "Take what the script saved"
+        rule, fix = f"has no weights: it ran your own script, {script}", "Use the files that the script saved"
     else:
         rule, fix = "has no weights: they were not saved", "Run it again without --no-save-weights"
     raise PlannerError("run", run, rule, fix)
 
 
-def check_options(plan: Plan, options: Options) -> None:
+def check_options(plan: Plan, options: ModelOptions) -> None:
     """Refuse what says nothing of this run, and a merge without the base."""
     if plan.job.adapters is None:
         if options.merge:
@@ -113,26 +113,26 @@ def check_target(run: Path, target: Path, *, force: bool) -> None:
     if source.is_relative_to(here) or any(
         here.is_relative_to(source / own) for own in (rundir.WEIGHTS, rundir.ADAPTER)
     ):
-        raise PlannerError("DIR", target, "is where the run keeps its own files", "Name a folder of its own")
+        raise PlannerError("DIR", target, "holds the run's own files", "Name a folder of its own")
     if target.is_file():
         raise PlannerError("DIR", target, "is a file", "Name a folder")
     if target.is_dir() and any(target.iterdir()):
         if not force:
             raise PlannerError("DIR", target, "is not empty", "Name a new folder, or add --force")
         if not any((target / name).is_file() for name in ("config.json", "adapter_config.json")):
-            rule = "holds no model (no config.json), and --force replaces nothing else"
+            rule = "holds no model (no config.json), and --force replaces models only"
             raise PlannerError("DIR", target, rule, "Name a new folder")
     check_folder(target, "DIR")
 
 
-def check_space(plan: Plan, target: Path, options: Options) -> None:
+def check_space(plan: Plan, target: Path, options: ModelOptions) -> None:
     """Refuse what the disk has no room for."""
     adapters = plan.job.adapters if not options.merge else None
     need = parameters(plan.model, adapters, trainable=adapters is not None) * DTYPE_BYTES[options.dtype or "fp32"]
     preflight.check_disk(target, need, "DIR", "Free some space, or add --dtype bf16")
 
 
-def _write(run: Path, partial: Path, options: Options) -> dict[str, Any]:
+def _write(run: Path, partial: Path, options: ModelOptions) -> dict[str, Any]:
     words = [str(run), str(partial), "--shard-bytes", str(int(options.shard_gb * 1e9))]
     words += ["--dtype", options.dtype] if options.dtype else []
     words += ["--merge"] if options.merge else []

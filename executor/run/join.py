@@ -20,19 +20,19 @@ import msgspec
 
 from executor.backends.common import read_by
 from executor.folder import joining, ownscript, rundir
-from executor.folder.joining import End, Joined, Joining
+from executor.folder.joining import Joined, Joining, NodeEnd
 from executor.folder.ownership import LEASE_S, held, share
 from executor.launchers import local, slurm
 from executor.preflight import findings, preflight
 from executor.run import rejoin
 from executor.run.launch import configuration_environment, evidence_of, launch_spec, record_of, watch_of
-from executor.run.prepare import Options, Prepared, check_room, decided, host_checks
+from executor.run.prepare import PreparedRun, RunOptions, check_room, decided, host_checks
 from executor.run.reap import reap, this_launcher
 from executor.system import address, cgroups, environment, processes
 from executor.system.facts import versions
 from executor.watch.rollcall import RollCall
 from executor.watch.supervise import Agent, Echo, Followed, hang_up, received_signals, supervise, tear_down
-from executor.watch.verdict import LAUNCH_FAILED, UNKNOWN, Ending, Evidence, Verdict, judge
+from executor.watch.verdict import LAUNCH_FAILED, UNKNOWN, Ending, Evidence, RunVerdict, judge
 from planner import __version__
 from planner.basics.errors import PlannerError
 from planner.parallelism.backend import LaunchSpec
@@ -43,22 +43,20 @@ from planner.spec.record import RunRecord
 LOOK_S = 1.0
 """How often other nodes are looked for in the run folder."""
 OTHERS_END_S = 5.0
-"""How long a node whose run failed waits for what others say of their end."""
+"""Seconds that a node of a failed run waits for the reports of the others' ends."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What was asked for on this host. `master` is node 0's HOST[:PORT]; None: the run folder or the host says it.
-    `task` is what Slurm made of it, where Slurm did, and `resolve_s` how long node 0's name may take to resolve.
-    `start` is the word of this start (rejoin.py), where it may be another than the run's first.
-    `launched`: a launcher that sees all nodes watches this one, calls its host `host`, waits for those that do not
-    come, and writes run.json."""
+class NodeRequest:
+    """The request to be a node on this host. `master` is node 0's HOST[:PORT] (None: of the run folder or this host),
+    `task` its Slurm task, `resolve_s` the limit for node 0's name to resolve, `start` the word of a start (rejoin.py).
+    `launched`: a launcher watches all nodes, calls this host `host`, waits for missing ones and writes run.json."""
 
     node: int
     master: str | None = None
     env: tuple[str, ...] = ()
     meet_s: float = 600.0
-    task: slurm.Part | None = None
+    task: slurm.SlurmTask | None = None
     launched: bool = False
     host: str = ""
     resolve_s: float = 0.0
@@ -66,14 +64,14 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Node:
+class PreparedNode:
     """One node, checked and decided: nothing of it is started."""
 
-    ready: Prepared
-    place: address.Place
+    ready: PreparedRun
+    place: address.NodeAddress
     port: int
     claim: Joined
-    task: slurm.Part | None = None
+    task: slurm.SlurmTask | None = None
     launched: bool = False
 
     @property
@@ -83,7 +81,7 @@ class Node:
 
     @property
     def number(self) -> int:
-        """Which node this is."""
+        """This node's number."""
         return self.ready.node
 
     def ranks_of(self, node: int) -> range:
@@ -91,7 +89,7 @@ class Node:
         return range(node * self.ready.processes, (node + 1) * self.ready.processes)
 
 
-def join(folder: Path, asked: Asked, echo: Echo) -> tuple[Prepared, RunRecord]:
+def join(folder: Path, asked: NodeRequest, echo: Echo) -> tuple[PreparedRun, RunRecord]:
     """Be one node of the run in `folder`, from the first check to the last process. PlannerError is the answer no,
     before anything was started; the record says how the run ended as seen from here, and only node 0's is kept."""
     folder = folder.absolute()
@@ -105,7 +103,7 @@ def join(folder: Path, asked: Asked, echo: Echo) -> tuple[Prepared, RunRecord]:
 
 
 @contextlib.contextmanager
-def _held(folder: Path, asked: Asked, echo: Echo) -> Iterator[None]:
+def _held(folder: Path, asked: NodeRequest, echo: Echo) -> Iterator[None]:
     """The lock of the run folder, which all nodes of a start share: `executor resume`, and node 0 of another start,
     which puts aside what an earlier one left, have it alone."""
     rundir.read_run_plan(folder)
@@ -119,7 +117,7 @@ def _held(folder: Path, asked: Asked, echo: Echo) -> Iterator[None]:
         yield
 
 
-def prepared(folder: Path, asked: Asked, echo: Echo) -> Node:
+def prepared(folder: Path, asked: NodeRequest, echo: Echo) -> PreparedNode:
     """Check this host for its part and claim it. A refusal names the host, and is written where other nodes look."""
     host = asked.host or socket.gethostname()
     claim = Joined(node=asked.node, host=host, process=processes.identity(), versions=versions())
@@ -136,10 +134,10 @@ def prepared(folder: Path, asked: Asked, echo: Echo) -> Node:
         if joining.read(folder) != wanted:
             rule = "was made ready for another start meanwhile"
             raise PlannerError("run", folder, rule, "Join it again", exit_code=3)
-    return Node(ready, place, port, claim, asked.task, asked.launched)
+    return PreparedNode(ready, place, port, claim, asked.task, asked.launched)
 
 
-def _run_of(folder: Path, asked: Asked) -> tuple[Plan, Joining]:
+def _run_of(folder: Path, asked: NodeRequest) -> tuple[Plan, Joining]:
     """The run in a folder, if it is whole, made by this code, and there is such a node to join."""
     plan, wanted = rundir.read_run_plan(folder), joining.read(folder)
     made_by = f"meshwright {wanted.version}, {_short(wanted.code)}"
@@ -155,28 +153,28 @@ def _run_of(folder: Path, asked: Asked) -> tuple[Plan, Joining]:
     nodes = plan.cluster.nodes
     if not 0 <= asked.node < nodes:
         fix = f"Give each host a number of its own, from 0 to {nodes - 1}"
-        raise PlannerError("--node-rank", asked.node, f"is no node of a plan for {nodes}", fix)
+        raise PlannerError("--node-rank", asked.node, f"is not a node of a plan for {nodes}", fix)
     if asked.task is not None and asked.task.nodes != nodes:
         rule = f"has {asked.task.nodes} nodes, and the plan needs {nodes}"
         raise PlannerError("--slurm", f"job {asked.task.job}", rule, f"Start srun with --nodes={nodes}", exit_code=3)
     if rundir.read_record(folder) is not None:
-        again = "Go on with executor resume RUN, then join again, or m" if wanted.checkpoints else "M"
+        again = "Continue with executor resume RUN, then join again, or m" if wanted.checkpoints else "M"
         fix = f"{again}ake a new one with executor run PLAN --dry-run -o RUN"
-        raise PlannerError("run", folder, "holds a run that has ended, and a run never mixes with another", fix)
+        raise PlannerError("run", folder, "holds a run that has ended", fix)
     if not os.access(folder, os.W_OK | os.X_OK) or rundir.state(folder) != "whole":
-        raise PlannerError("run", folder, "takes no file from you here", "Put it where you may write", exit_code=3)
+        raise PlannerError("run", folder, "is not writable for you", "Use a folder that you can write to", exit_code=3)
     return plan, wanted
 
 
 def _checked(
-    plan: Plan, wanted: Joining, folder: Path, asked: Asked, echo: Echo
-) -> tuple[Prepared, address.Place, int]:
+    plan: Plan, wanted: Joining, folder: Path, asked: NodeRequest, echo: Echo
+) -> tuple[PreparedRun, address.NodeAddress, int]:
     """Everything that must hold of this host, and what follows for its node."""
     named = asked.master or wanted.master
     master = address.Master.parse(named) if named else None
     nodes = plan.cluster.nodes
     script = ownscript.program(folder, wanted.script)
-    options = Options(
+    options = RunOptions(
         folder, nodes, save_weights=wanted.save_weights, script=script, env=asked.env, meet_s=asked.meet_s,
         stall_s=wanted.stall_s, checkpoints=wanted.checkpoints, bad_loss=wanted.bad_loss, profile=wanted.profile,
         resume=folder / wanted.resume if wanted.resume else None,
@@ -190,18 +188,18 @@ def _checked(
         local.keep(port)
         fix = "Make it on another disk" + (", or with --no-save-weights" if options.save_weights else "")
         check_room(plan, options, "run", fix)
-    hosts = local.Hosts("join", tuple(_host(node, asked, place) for node in range(nodes)))
+    hosts = local.LaunchedNodes("join", tuple(_host(node, asked, place) for node in range(nodes)))
     found = replace(ready, run_id=wanted.run_id, environment=added, hosts=hosts, node=asked.node)
     return found, place, port
 
 
-def _host(node: int, asked: Asked, place: address.Place) -> local.Host:
+def _host(node: int, asked: NodeRequest, place: address.NodeAddress) -> local.LaunchedNode:
     if node == asked.node:
-        return local.Host(node, asked.host or socket.gethostname(), place.address, place.interface or None)
-    return local.Host(node, f"node-{node}", place.master if node == 0 else f"node-{node}", None, here=False)
+        return local.LaunchedNode(node, asked.host or socket.gethostname(), place.address, place.interface or None)
+    return local.LaunchedNode(node, f"node-{node}", place.master if node == 0 else f"node-{node}", None, here=False)
 
 
-def execute(node: Node, signals: list[int], echo: Echo) -> RunRecord:
+def execute(node: PreparedNode, signals: list[int], echo: Echo) -> RunRecord:
     """Run the node and write down how it ended, whatever happens; run.json is node 0's, or the launcher's."""
     records = node.number == 0 and not node.launched
     started, clock, kills = datetime.now(UTC), time.monotonic(), cgroups.oom_kills()
@@ -236,14 +234,14 @@ def execute(node: Node, signals: list[int], echo: Echo) -> RunRecord:
     return record
 
 
-def _watched(node: Node, meeting: Meeting, roll: RollCall, signals: list[int], echo: Echo) -> Ending:
+def _watched(node: PreparedNode, meeting: Meeting, roll: RollCall, signals: list[int], echo: Echo) -> Ending:
     ready, folder, run_id = node.ready, node.folder, node.ready.run_id
 
     def spec(configured: dict[str, str]) -> LaunchSpec:
         whole = launch_spec(ready, node.port, configured)
         return LaunchSpec(files=whole.files, commands=(whole.commands[node.number],))
 
-    hosts = local.Hosts("join", (ready.hosts.hosts[node.number],))
+    hosts = local.LaunchedNodes("join", (ready.hosts.hosts[node.number],))
     held = local.hold_one(node.port) if node.number == 0 else local.HeldPort(node.port, None)
     agents: list[Agent] = local.start(spec({}), hosts, folder, held)
     try:
@@ -268,7 +266,7 @@ def _watched(node: Node, meeting: Meeting, roll: RollCall, signals: list[int], e
 class Meeting:
     """Whether this node's ranks have met all others, and which nodes are missing, as far as it shows here."""
 
-    node: Node
+    node: PreparedNode
     _looked: float = 0.0
 
     def complete(self) -> bool:
@@ -297,7 +295,7 @@ class Meeting:
         return {number: one.host for number, one in joining.read_joined(self.node.folder).items()}
 
     def absent(self) -> str:
-        """Which nodes did not come, in a sentence; empty where that does not show from here."""
+        """Which nodes have not joined, in a sentence; empty where this folder does not show it."""
         nodes, joined = len(self.node.ready.hosts.hosts), joining.read_joined(self.node.folder)
         if self.node.number and 0 not in joined and (why := address.answers(self.node.place, self.node.port)):
             return f"node 0 at {self.node.place.master}:{self.node.port} {why}"
@@ -320,7 +318,10 @@ def _check_comes(joined: Joined) -> None:
 
 def check_equal(joined: Joined, own: Joined) -> None:
     """Refuse another node with other packages, or other content of a file that the plan has no digest of."""
-    theirs, mine = _facts(joined), _facts(own)
+    theirs, mine = (
+        one.versions | {f"{findings.INPUT}{field}": digest for field, digest in one.contents.items()}
+        for one in (joined, own)
+    )
     for name in sorted(theirs.keys() & mine.keys()):
         status, fix = findings.rule_of(name)
         if status == "fail" and findings.differing({joined.node: theirs}, name, mine[name]):
@@ -328,14 +329,11 @@ def check_equal(joined: Joined, own: Joined) -> None:
             raise PlannerError(f"node {joined.node}", joined.host, rule, fix, exit_code=3)
 
 
-def _facts(joined: Joined) -> dict[str, str]:
-    """In what nodes have to be equal, as a node says it of itself."""
-    return joined.versions | {f"{findings.INPUT}{field}": digest for field, digest in joined.contents.items()}
-
-
-def _verdict(node: Node, ending: Ending, kills: int | None, refusal: PlannerError | None, roll: RollCall) -> Verdict:
-    """How the run ended, as seen from this node: judged once for the others to read, and where it failed once more with
-    what they say."""
+def _verdict(
+    node: PreparedNode, ending: Ending, kills: int | None, refusal: PlannerError | None, roll: RollCall
+) -> RunVerdict:
+    """The verdict from this node: judged once for the others to read, and once more with their ends where the run
+    failed."""
     found = judge(_evidence(node, ending, kills, refusal, roll))
     joining.update(node.folder, _ended(node, found))
     others = [other for other in joining.read_joined(node.folder) if other != node.number]
@@ -350,12 +348,14 @@ def _verdict(node: Node, ending: Ending, kills: int | None, refusal: PlannerErro
     found = judge(_evidence(node, ending, kills, refusal, roll))
     for one in joining.read_joined(node.folder).values():
         if one.end is not None and one.end.cause == "interrupted":
-            return Verdict("interrupted", one.end.exit_code, f"{one.end.message} on {one.host}", cause="interrupted")
+            return RunVerdict("interrupted", one.end.exit_code, f"{one.end.message} on {one.host}", cause="interrupted")
     return found
 
 
-def _evidence(node: Node, ending: Ending, kills: int | None, refusal: PlannerError | None, roll: RollCall) -> Evidence:
-    """What is known here: of all nodes whose folder is this one, when this is node 0; else of its own ranks."""
+def _evidence(
+    node: PreparedNode, ending: Ending, kills: int | None, refusal: PlannerError | None, roll: RollCall
+) -> Evidence:
+    """Evidence on this host: of all nodes that share the folder, if this is node 0; else of its own ranks."""
     joined = joining.read_joined(node.folder)
     seen = {node.number, *(joined if node.number == 0 and not node.launched else ())}
     nodes = range(len(node.ready.hosts.hosts))
@@ -366,9 +366,9 @@ def _evidence(node: Node, ending: Ending, kills: int | None, refusal: PlannerErr
     return replace(found, hosts=names, awaited=awaited, came=roll.came)
 
 
-def _ended(node: Node, found: Verdict) -> Joined:
+def _ended(node: PreparedNode, found: RunVerdict) -> Joined:
     said = joining.read_joined(node.folder).get(node.number, node.claim)
-    end = End(status=found.status, exit_code=found.exit_code, message=found.message, cause=found.cause)
+    end = NodeEnd(status=found.status, exit_code=found.exit_code, message=found.message, cause=found.cause)
     return msgspec.structs.replace(said, end=end)
 
 
@@ -383,7 +383,7 @@ def _on_host(host: str) -> Iterator[None]:
 
 
 def _unread(echo: Echo) -> Echo:
-    """The same for a stream that may lose its reader."""
+    """An echo that ignores a stream without a reader."""
 
     def say(text: str) -> None:
         with contextlib.suppress(OSError):

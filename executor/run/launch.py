@@ -25,8 +25,7 @@ from executor.launchers import local
 from executor.preflight import causes
 from executor.preflight.contract import script_differences
 from executor.run import attempts
-from executor.run.prepare import Options as Options  # a launch is prepared and executed: others ask for both here
-from executor.run.prepare import Prepared as Prepared
+from executor.run.prepare import PreparedRun, RunOptions
 from executor.run.prepare import prepare as prepare
 from executor.run.reap import reap, this_launcher
 from executor.system import cgroups, environment
@@ -35,7 +34,7 @@ from executor.watch import hangs, verdict
 from executor.watch.failures import failures, last_error_line
 from executor.watch.rollcall import RollCall
 from executor.watch.supervise import Echo, received_signals, supervise, tear_down
-from executor.watch.verdict import UNKNOWN, Ending, Evidence, Verdict, judge, mesh_differences
+from executor.watch.verdict import UNKNOWN, Ending, Evidence, RunVerdict, judge, mesh_differences
 from planner.basics.errors import PlannerError
 from planner.parallelism.backend import LaunchSpec, NodeCommand
 from planner.spec.inputs import shrunk
@@ -49,7 +48,7 @@ the run ended is still written down."""
 PORT_TAKEN = ("EADDRINUSE", "address already in use")
 
 
-def launch_spec(ready: Prepared, port: int, configured: Mapping[str, str]) -> LaunchSpec:
+def launch_spec(ready: PreparedRun, port: int, configured: Mapping[str, str]) -> LaunchSpec:
     """The files of the run folder and one torchrun command a node, as data.
 
     `configured` is the backend's environment (`configuration_environment`).
@@ -74,8 +73,8 @@ def launch_spec(ready: Prepared, port: int, configured: Mapping[str, str]) -> La
 
 
 def agent_arguments(
-    hosts: local.Hosts,
-    host: local.Host,
+    hosts: local.LaunchedNodes,
+    host: local.LaunchedNode,
     processes: int,
     port: int,
     run_id: str,
@@ -83,8 +82,8 @@ def agent_arguments(
     worker: tuple[str, ...],
     patience_s: float = SHUTDOWN_S,
 ) -> tuple[str, ...]:
-    """The command line of one node's torchrun agent, which starts `processes` ranks of `worker`, and has
-    `patience_s` with them after a SIGTERM of its own."""
+    """The command line of one node's torchrun agent, which starts `processes` ranks of `worker`, and waits `patience_s`
+    for them after a SIGTERM."""
     first, nodes = hosts.hosts[0], len(hosts.hosts)
     return (
         *host.prefix, sys.executable if host.here else "python", "-m", "executor.worker.agent",
@@ -95,17 +94,18 @@ def agent_arguments(
     )  # fmt: skip
 
 
-def configuration_environment(ready: Prepared, folder: Path) -> dict[str, str]:
-    """What the backend exports for the files in `folder`; refuses files that it reads otherwise than planned."""
+def configuration_environment(ready: PreparedRun, folder: Path) -> dict[str, str]:
+    """Variables that the backend exports for the files in `folder`; refuses files that it reads differently from the
+    plan."""
     if drift := ready.backend.drift(ready.plan, str(folder)):
-        rule = f"{ready.backend.name} reads it otherwise than planned: {'; '.join(drift)}"
+        rule = f"{ready.backend.name} reads it differently from the plan: {'; '.join(drift)}"
         fix = "Remove what changes it, or report this"
         raise PlannerError("config", None, rule, fix, exit_code=verdict.LAUNCH_FAILED)
     return ready.backend.environment(ready.plan, str(folder))
 
 
-def worker_arguments(options: Options) -> tuple[str, ...]:
-    """What every rank runs: the project's trainer, or the person's own script."""
+def worker_arguments(options: RunOptions) -> tuple[str, ...]:
+    """Arguments of every rank: the project's trainer, or the user's own script."""
     if options.script:
         script = str(Path(options.script[0]).absolute())
         return ("-m", "executor.worker.script", str(options.run_dir), script, *options.script[1:])
@@ -128,7 +128,7 @@ def worker_arguments(options: Options) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def run(ready: Prepared, echo: Echo) -> RunRecord:
+def run(ready: PreparedRun, echo: Echo) -> RunRecord:
     """`execute`, and once more with the networks' debugging on where the ranks came and did not meet."""
     with owned(ready.options.run_dir, new=not ready.options.again):
         record = execute(ready, echo)
@@ -136,7 +136,7 @@ def run(ready: Prepared, echo: Echo) -> RunRecord:
         return execute(again, echo) if again is not None else record
 
 
-def tried_again(ready: Prepared, record: RunRecord, echo: Echo) -> Prepared | None:
+def tried_again(ready: PreparedRun, record: RunRecord, echo: Echo) -> PreparedRun | None:
     """The second try of a start whose ranks came, did not meet, and did not say why; None where that was not so, or
     where debugging was on. What the first left is kept in RUN/attempts."""
     if record.cause != verdict.NOT_MET or environment.NETWORK_DEBUG.keys() <= ready.environment.keys():
@@ -146,7 +146,7 @@ def tried_again(ready: Prepared, record: RunRecord, echo: Echo) -> Prepared | No
     return replace(again, environment=environment.NETWORK_DEBUG | ready.environment)
 
 
-def execute(ready: Prepared, echo: Echo) -> RunRecord:
+def execute(ready: PreparedRun, echo: Echo) -> RunRecord:
     """Make the run folder, run, and write run.json whatever happens. The record's `exit_code` is the command's, also
     where run.json cannot be written. A start that fails is followed by another, as often as the options allow."""
     ports: set[int] = set()
@@ -155,7 +155,7 @@ def execute(ready: Prepared, echo: Echo) -> RunRecord:
         return attempts.repeated(ready, lambda one: _start(one, ports, echo), echo)
 
 
-def _start(ready: Prepared, ports: set[int], echo: Echo) -> tuple[RunRecord, bool]:
+def _start(ready: PreparedRun, ports: set[int], echo: Echo) -> tuple[RunRecord, bool]:
     """One start, on a port that none of `ports` is, and whether another may do better."""
     folder, again = ready.options.run_dir, False
     started, clock = datetime.now(UTC), time.monotonic()
@@ -191,7 +191,7 @@ def _start(ready: Prepared, ports: set[int], echo: Echo) -> tuple[RunRecord, boo
     return record, again
 
 
-def make_folder(ready: Prepared, more: Callable[[], object] = lambda: None) -> None:
+def make_folder(ready: PreparedRun, more: Callable[[], object] = lambda: None) -> None:
     """Fill the run folder that this process owns, with what `more` writes, with who watches the run, for whoever finds
     it without its launcher, and room for its record: all of it, or PlannerError and nothing."""
     folder, in_namespaces = ready.options.run_dir, ready.hosts.emulation == "namespaces"
@@ -208,13 +208,13 @@ def make_folder(ready: Prepared, more: Callable[[], object] = lambda: None) -> N
 
 
 def evidence_of(
-    ready: Prepared,
+    ready: PreparedRun,
     ending: Ending,
     kills_before: int | None = None,
     refusal: PlannerError | None = None,
     elsewhere: frozenset[int] = frozenset(),
 ) -> Evidence:
-    """What the run left behind, read once. Ranks `elsewhere` write into another machine's copy of the folder."""
+    """Evidence in the run folder, read once. Ranks `elsewhere` write into another machine's copy of the folder."""
     folder, started = ready.options.run_dir, ready.ranks
     mesh = rundir.read_mesh(folder)
     own, layout = not ready.options.script, ready.plan.layout
@@ -243,7 +243,9 @@ def evidence_of(
     )
 
 
-def record_of(ready: Prepared, ended: Verdict, started: datetime, seconds: float, sent: tuple[float, ...]) -> RunRecord:
+def record_of(
+    ready: PreparedRun, ended: RunVerdict, started: datetime, seconds: float, sent: tuple[float, ...]
+) -> RunRecord:
     """run.json of a run that ended so."""
     folder = ready.options.run_dir
     measured = rundir.read_measured(folder)
@@ -275,11 +277,11 @@ def record_of(ready: Prepared, ended: Verdict, started: datetime, seconds: float
     )
 
 
-def _finished(ready: Prepared) -> bool:
+def _finished(ready: PreparedRun) -> bool:
     return not ready.options.script and outcome.finished(ready.options.run_dir, saved=ready.options.save_weights)
 
 
-def _attempts(ready: Prepared, signals: list[int], roll: RollCall, echo: Echo, ports: set[int]) -> Ending:
+def _attempts(ready: PreparedRun, signals: list[int], roll: RollCall, echo: Echo, ports: set[int]) -> Ending:
     folder, world = ready.options.run_dir, ready.ranks
 
     def spec_of(port: int) -> LaunchSpec:
@@ -301,10 +303,10 @@ def _attempts(ready: Prepared, signals: list[int], roll: RollCall, echo: Echo, p
     )  # fmt: skip
 
 
-def watch_of(ready: Prepared, own: Sequence[int]) -> hangs.Watch:
+def watch_of(ready: PreparedRun, own: Sequence[int]) -> hangs.HangWatch:
     """The watch over the ranks `own`, whose processes are on this host."""
     options = ready.options
-    return hangs.Watch(options.run_dir, ready.run_id, ready.node, own, ready.ranks, options.stall_s)
+    return hangs.HangWatch(options.run_dir, ready.run_id, ready.node, own, ready.ranks, options.stall_s)
 
 
 def all_met(folder: Path, world: int) -> bool:
@@ -313,7 +315,7 @@ def all_met(folder: Path, world: int) -> bool:
 
 
 def start_and_watch(
-    hosts: local.Hosts,
+    hosts: local.LaunchedNodes,
     run_id: str,
     folder: Path,
     spec_of: Callable[[int], LaunchSpec],
@@ -323,7 +325,7 @@ def start_and_watch(
     meet_s: float,
     signals: list[int],
     echo: Echo,
-    watch: Callable[[], hangs.Watch] | None = None,
+    watch: Callable[[], hangs.HangWatch] | None = None,
     look: Callable[[], object] = lambda: None,
     refused: frozenset[int] = frozenset(),
 ) -> Ending:
@@ -355,7 +357,7 @@ def start_and_watch(
     return ending
 
 
-def _of_script(ready: Prepared) -> dict[str, str]:
+def _of_script(ready: PreparedRun) -> dict[str, str]:
     from executor.backends.deepspeed import CONFIG
 
     path = str(ready.options.run_dir / CONFIG) if CONFIG in ready.files else None
@@ -363,8 +365,8 @@ def _of_script(ready: Prepared) -> dict[str, str]:
 
 
 def script_environment(engine: str, device: str, deepspeed: str | None) -> dict[str, str]:
-    """What a person's own script needs to find the plan's configuration, as the trainer finds it by itself; `deepspeed`
-    is the path of DeepSpeed's file, where the plan has one."""
+    """Variables by which a user's own script finds the plan's configuration; `deepspeed` is the path of DeepSpeed's
+    file, where the plan has one."""
     env = {}
     if deepspeed is not None:
         env["MESHWRIGHT_DEEPSPEED_CONFIG"] = deepspeed

@@ -19,7 +19,7 @@ from executor.folder.ownership import owned
 from executor.launchers import kubernetes, skypilot, slurm
 from executor.launchers.kubernetes import RUNS, Claim
 from executor.run import dryrun, slurm_run
-from executor.run.prepare import Options
+from executor.run.prepare import RunOptions
 from executor.system.facts import versions
 from executor.system.sources import sources
 from executor.watch.supervise import Echo
@@ -37,9 +37,9 @@ IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the person says of the place where it will run: sbatch's options, the image of a pod, the volumes of every
-    node (NAME=PATH), or SkyPilot's name of the GPU."""
+class ExportOptions:
+    """Options of an export: sbatch's options, the image of a pod, the volumes of every node (NAME=PATH), or SkyPilot's
+    name of the GPU."""
 
     sbatch: tuple[str, ...] = ()
     image: str | None = None
@@ -57,7 +57,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, the command that starts it, and what must be done before."""
+    """The written files, the command that starts the job, and the steps before it."""
 
     folder: Path
     files: tuple[str, ...]
@@ -65,7 +65,7 @@ class Exported:
     notes: tuple[str, ...] = ()
 
 
-def export(plan: Plan, to: Target, options: Options, asked: Asked, echo: Echo) -> Exported:
+def export(plan: Plan, to: Target, options: RunOptions, asked: ExportOptions, echo: Echo) -> Exported:
     """Write the files into `options.run_dir`, a new folder: all of them, or PlannerError and nothing."""
     folder = options.run_dir.absolute()
     rundir.check_new(folder, "--output")
@@ -79,7 +79,7 @@ def export(plan: Plan, to: Target, options: Options, asked: Asked, echo: Echo) -
             raise
 
 
-def _slurm(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
+def _slurm(plan: Plan, options: RunOptions, asked: ExportOptions, echo: Echo) -> Exported:
     found, script = slurm_run.dry_run(plan, options, echo, asked.sbatch, read_back=False)
     written = slurm_run.write(found, script, options.run_dir, asked.sbatch)
     notes = ["The folder, and the Python that wrote it, have to be on a disk that all nodes share"]
@@ -90,7 +90,7 @@ def _slurm(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
     )
 
 
-def _kubernetes(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
+def _kubernetes(plan: Plan, options: RunOptions, asked: ExportOptions, echo: Echo) -> Exported:
     claims = asked.volumes()
     found = _dry_run(plan, options, echo)
     folder, secrets = options.run_dir, _secrets(found)
@@ -113,13 +113,13 @@ def _kubernetes(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Expor
         words = " ".join(f"--from-literal={one}=..." for one in secrets)
         notes.append(f"The secrets come first: kubectl create secret generic {name} {words}")
     if not asked.keeps_runs("kubernetes"):
-        notes.append(f"What the run writes is gone with its pods: to keep it, add --claim NAME={RUNS}")
+        notes.append(f"The run folder is lost with its pods: to keep it, add --claim NAME={RUNS}")
     if read := [path for path in _inputs(found) if not any(path.is_relative_to(one.path) for one in claims)]:
         notes.append(f"Every pod has to have {', '.join(map(str, read))}: in the image, or by --claim NAME=PATH")
     return Exported(folder, (MANIFEST, RUN), for_shell(["kubectl", "apply", "-f", folder / MANIFEST]), tuple(notes))
 
 
-def _skypilot(plan: Plan, options: Options, asked: Asked, echo: Echo) -> Exported:
+def _skypilot(plan: Plan, options: RunOptions, asked: ExportOptions, echo: Echo) -> Exported:
     import zipfile
 
     gpu = skypilot.accelerator(plan, asked.accelerator)
@@ -141,7 +141,7 @@ _WRITERS = {"slurm": _slurm, "kubernetes": _kubernetes, "skypilot": _skypilot}
 
 
 def requirements() -> tuple[str, ...]:
-    """What a node has to install: what this package needs to run, in the versions that are recorded of a run."""
+    """Packages that a node has to install: the run dependencies of this package, in the versions that a run records."""
     from importlib import metadata  # takes long to load
 
     exact = versions()
@@ -160,18 +160,18 @@ def requirements() -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def _dry_run(plan: Plan, options: Options, echo: Echo) -> dryrun.DryRun:
+def _dry_run(plan: Plan, options: RunOptions, echo: Echo) -> dryrun.DryRun:
     return dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo, read_back=False)
 
 
 def _said(found: dryrun.DryRun) -> str:
-    """How long the run is, as a comment."""
+    """The length of the run, as a comment."""
     made = found.ready.plan
     return for_comment(course(made.job.recipe, made.layout.global_batch_size)) + "\n"
 
 
 def _goes_on(found: dryrun.DryRun) -> str | None:
-    """The run's id, where a start after the first goes on with it; None where nothing is left to go on from."""
+    """The run's id where later starts resume the run; None where they have no checkpoint."""
     return found.ready.run_id if found.ready.options.checkpoints is not None else None
 
 
@@ -185,7 +185,7 @@ def _inputs(found: dryrun.DryRun) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(Path(one.path) for one in inputs.resolved(found.ready.plan).inputs))
 
 
-def _check_asked(to: Target, asked: Asked) -> None:
+def _check_asked(to: Target, asked: ExportOptions) -> None:
     given: Sequence[tuple[str, Target, object]] = (
         ("--sbatch", "slurm", asked.sbatch),
         ("--image", "kubernetes", asked.image),
@@ -195,22 +195,22 @@ def _check_asked(to: Target, asked: Asked) -> None:
         if value and of != to:
             raise PlannerError(option, None, f"is for --to {of}, and this is --to {to}", "Leave it out")
     if to == "slurm" and asked.claims:
-        rule = "is for --to kubernetes and --to skypilot, and this is --to slurm"
+        rule = "applies to --to kubernetes and --to skypilot, not to slurm"
         raise PlannerError("--claim", asked.claims[0], rule, "Leave it out")
     if to == "kubernetes" and (asked.image is None or not IMAGE.fullmatch(asked.image)):
         rule = "must be the name of an image" if asked.image else "is not given, and a pod runs an image"
         raise PlannerError("--image", asked.image, rule, "Give one that has executor: --image registry/name:tag")
 
 
-def _check_restarts(to: Target, options: Options, asked: Asked) -> None:
-    """Refuse checkpoints that go away with their nodes, and restarts that have none to go on from."""
+def _check_restarts(to: Target, options: RunOptions, asked: ExportOptions) -> None:
+    """Refuse checkpoints that are lost with their nodes, and restarts without checkpoints."""
     if options.checkpoints is not None and not asked.keeps_runs(to):
-        rule = "writes checkpoints that go away with the nodes"
+        rule = "writes checkpoints that are lost with the nodes"
         fix = f"Add a volume that all nodes share: --claim NAME={RUNS}"
         raise PlannerError("--checkpoint-every", options.checkpoints.every, rule, fix)
     if options.max_restarts and to == "slurm":
-        rule = "is not Slurm's: it starts a job again by itself where it loses a node"
+        rule = "does not apply to Slurm, which itself requeues a job that loses a node"
         raise PlannerError("--max-restarts", options.max_restarts, rule, "Leave it out")
     if options.max_restarts and options.checkpoints is None:
-        rule = "has no checkpoint to go on from"
+        rule = "needs a checkpoint to restart from"
         raise PlannerError("--max-restarts", options.max_restarts, rule, "Add --checkpoint-every 10m")

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from executor.folder import badloss, checkpoints, ownscript, rundir
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.launchers import local
 from executor.preflight import datacheck, limits, preflight
 from executor.preflight.preflight import Check
@@ -41,9 +41,9 @@ STEP_BYTES = 400
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the person asked for beside the plan. `script` is their own program and its arguments, `env` what they add
-    to the ranks' environment (NAME or NAME=VALUE).
+class RunOptions:
+    """The options of a run beside its plan. `script` is their own program and its arguments, `env` what they add to the
+    ranks' environment (NAME or NAME=VALUE).
 
     `stall_s` is after how many seconds without progress a run hangs (None: the rule of hangs.py).
     `max_restarts` is how often a start that failed is followed by another. `again` is one in a folder that there is
@@ -74,22 +74,22 @@ class Options:
     fake_world: bool = False
     build_on_meta: bool = False
     memory_limit: float | None = None
-    checkpoints: Policy | None = None
+    checkpoints: CheckpointSchedule | None = None
     place: str | None = None
     kept: str = ""
-    bad_loss: badloss.Policy = badloss.STOP
+    bad_loss: badloss.BadLossPolicy = badloss.STOP
     profile: int | None = None
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """Everything decided and checked, nothing made yet. `environment` is what the person adds to the ranks', `node` the
     one whose agent this launcher starts, or the first of them."""
 
     plan: Plan
     backend: Backend
-    hosts: local.Hosts
-    options: Options
+    hosts: local.LaunchedNodes
+    options: RunOptions
     run_id: str
     processes: int
     files: dict[str, str]
@@ -102,7 +102,7 @@ class Prepared:
         return 1 if self.options.fake_world else self.plan.layout.world_size
 
 
-def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = None) -> Prepared:
+def prepare(plan: Plan, options: RunOptions, echo: Echo, backend: Backend | None = None) -> PreparedRun:
     """Check plan, machine, data and folder, and decide how nodes are emulated. PlannerError is the answer no.
 
     `backend` stands in for the one the plan names.
@@ -122,8 +122,8 @@ def prepare(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     )
 
 
-def decided(plan: Plan, options: Options, echo: Echo, backend: Backend | None = None) -> Prepared:
-    """What the plan and the command line alone decide, checked: the same on every machine. Hosts are not known yet."""
+def decided(plan: Plan, options: RunOptions, echo: Echo, backend: Backend | None = None) -> PreparedRun:
+    """The decisions that follow from plan and command line alone, checked: the same on every machine, without hosts."""
     check_path(str(options.run_dir.absolute()), "--run-dir")
     backend = backend or load_backend(plan)
     check_launchable(plan, backend)
@@ -132,12 +132,12 @@ def decided(plan: Plan, options: Options, echo: Echo, backend: Backend | None = 
     added = environment.added(options.env, os.environ)
     plan = as_run(plan, options, echo)
     check_profile(plan, options.profile)
-    hosts = local.Hosts("elsewhere", ())
-    made = Prepared(plan, backend, hosts, options, secrets.token_hex(6), processes, {}, added)
+    hosts = local.LaunchedNodes("elsewhere", ())
+    made = PreparedRun(plan, backend, hosts, options, secrets.token_hex(6), processes, {}, added)
     return replace(made, files=files_of(made))
 
 
-def files_of(made: Prepared) -> dict[str, str]:
+def files_of(made: PreparedRun) -> dict[str, str]:
     """The files of the run folder beside the plan: the backend's, and the person's own script."""
     return made.backend.files(made.plan) | ownscript.copied(made.options.script)
 
@@ -152,13 +152,13 @@ def check_profile(plan: Plan, step: int | None) -> None:
     elif step > last:
         rule, fix = f"the run has {last} steps", f"Try {last}"
     else:
-        rule, fix = "is no steady step: the meter looks into it, or into one before", f"Try {FIRST_RECORDED}"
+        rule, fix = "is not a steady step: the meter instruments it or an earlier one", f"Try {FIRST_RECORDED}"
     raise PlannerError("--profile", step, rule, fix)
 
 
-def host_checks(plan: Plan, options: Options, ranks: int, *, every_line: bool = True) -> tuple[Check, ...]:
-    """What must hold of a machine that starts `ranks` of the plan's: devices, packages, memory, and files as they were
-    when the plan was made. `every_line` of the data is read, or the first alone."""
+def host_checks(plan: Plan, options: RunOptions, ranks: int, *, every_line: bool = True) -> tuple[Check, ...]:
+    """Checks of a machine that starts `ranks` of the plan's: devices, packages, memory, and files as they were when the
+    plan was made. `every_line` of the data is read, or the first alone."""
     checks = [
         Check("devices", lambda: preflight.check_devices(plan, ranks=ranks), of_host=True),
         Check("software", lambda: preflight.check_software(plan.layout.engine, plan.job.method), of_host=True),
@@ -179,8 +179,8 @@ def host_checks(plan: Plan, options: Options, ranks: int, *, every_line: bool = 
     return tuple(checks)
 
 
-def folder_checks(plan: Plan, options: Options) -> tuple[Check, ...]:
-    """What must hold of the place where the run folder will be made, and of the script that goes into it."""
+def folder_checks(plan: Plan, options: RunOptions) -> tuple[Check, ...]:
+    """Checks of the place of the run folder, and of the script that is copied into it."""
     fix = "Name one elsewhere" + (", or add --no-save-weights" if options.save_weights else "")
     script = (Check("script", lambda: ownscript.check_script(options.script[0])),) if options.script else ()
     return (
@@ -190,7 +190,7 @@ def folder_checks(plan: Plan, options: Options) -> tuple[Check, ...]:
     )
 
 
-def check_room(plan: Plan, options: Options, field: str, fix: str) -> str:
+def check_room(plan: Plan, options: RunOptions, field: str, fix: str) -> str:
     """The disk of a run folder, which `field` named, has room for logs, and for the weights and the checkpoints if they
     will be saved: as many as are kept, and the one that is being written."""
     need: float = rundir.ROOM_BYTES + STEP_BYTES * plan.job.recipe.steps
@@ -202,7 +202,7 @@ def check_room(plan: Plan, options: Options, field: str, fix: str) -> str:
     return preflight.check_disk(options.run_dir, need, field, fix)
 
 
-def as_run(plan: Plan, options: Options, echo: Echo) -> Plan:
+def as_run(plan: Plan, options: RunOptions, echo: Echo) -> Plan:
     """The plan with what the command line changes: it is what the run folder keeps, under its own hash.
 
     Steps and data change no prediction. Another number of nodes changes the links, so predicted times are dropped.
@@ -215,7 +215,7 @@ def as_run(plan: Plan, options: Options, echo: Echo) -> Plan:
         recipe = msgspec.structs.replace(recipe, data=str(options.data.absolute()), rows=None, examples=None)
         contents = tuple(one for one in contents if one.field != "data")
         if plan.job.mean_seq_len is not None:
-            echo(f"the plan's rows are as long as its own data: at most {plan.job.seq_len:,} tokens are taken of each")
+            echo(f"the plan's rows fit its own data: at most {plan.job.seq_len:,} tokens of each example are used")
     cluster, prediction = plan.cluster, plan.prediction
     if options.nodes != cluster.nodes and not options.fake_world:
         echo(
@@ -233,7 +233,7 @@ def load_backend(plan: Plan) -> Backend:
     """The backend the plan names, else its engine's usual one: ours, or another package's."""
     name = plan.runtime.backend or usual_runtime(plan.layout.engine).backend
     if name is None:
-        rule = f"runtime {plan.runtime.name} names no backend: the plan can be looked at, not launched"
+        rule = f"runtime {plan.runtime.name} names no backend, so the plan cannot be launched"
         raise PlannerError("engine", plan.layout.engine, rule, _nearest(Case.of(plan)), exit_code=preflight.PREFLIGHT)
     backend = find_backend(name)
     if backend is None:
@@ -252,8 +252,8 @@ def check_launchable(plan: Plan, backend: Backend) -> None:
         # A plan may come from another hand than the planner's, so the engine's own rules are asked again.
         check(case, (*engine_of(plan.layout.engine).rules, *backend.rules))
     except PlannerError as error:
-        told = f"{backend.name} cannot run it: {error.sentence.rstrip('.')}"
-        raise PlannerError("plan", None, told, _nearest(case), exit_code=preflight.PREFLIGHT) from None
+        rule = f"{backend.name} cannot run it: {error.sentence.rstrip('.')}"
+        raise PlannerError("plan", None, rule, _nearest(case), exit_code=preflight.PREFLIGHT) from None
 
 
 def _nearest(case: Case) -> str:

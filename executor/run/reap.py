@@ -1,4 +1,5 @@
-"""How a run stands, and leftovers of one whose launcher was killed: found by who that was, ended, and written down.
+"""State of a run, and the leftovers of one whose launcher was killed: found by the launcher's identity, ended,
+recorded.
 
 `executor stop` and `resume` end those of one run, and every run those of this machine before it starts. Asking how a
 run stands ends and writes nothing. Not here: how a process is recognised (processes.py), or how it ends a run that it
@@ -22,7 +23,7 @@ from typing import Literal
 from executor.folder import rundir
 from executor.folder.joining import JOIN, read_joined
 from executor.folder.ownership import LOCK, held
-from executor.folder.rundir import Launcher
+from executor.folder.rundir import LauncherProcess
 from executor.launchers import namespaces, slurm
 from executor.system import processes
 from executor.watch.verdict import NODE_LOST
@@ -36,14 +37,14 @@ BOOT_ID, MACHINE_ID = Path("/proc/sys/kernel/random/boot_id"), Path("/etc/machin
 LOST = "launcher lost"
 """How a run stands whose launcher was killed."""
 
-Seen = Literal["alive", "gone", "elsewhere"]
+ProcessState = Literal["alive", "gone", "elsewhere"]
 OnHosts = Callable[[Path, str], list[str]]
 """Ends what a run left on other hosts, by folder and run id, and says so in sentences."""
 
 
-def this_launcher(run_id: str, *, in_namespaces: bool) -> Launcher:
+def this_launcher(run_id: str, *, in_namespaces: bool) -> LauncherProcess:
     """This process as the launcher of a run."""
-    return Launcher(
+    return LauncherProcess(
         run_id=run_id,
         process=processes.identity(),
         host=socket.gethostname(),
@@ -60,7 +61,7 @@ def reap() -> None:
     namespaces.reap_stale()
 
 
-def seen(launcher: Launcher) -> Seen:
+def seen(launcher: LauncherProcess) -> ProcessState:
     """Whether a run's launcher lives, as far as that can be seen from here."""
     if launcher.boot != processes.said(BOOT_ID):
         same = (launcher.host, launcher.machine) == (socket.gethostname(), processes.said(MACHINE_ID))
@@ -72,7 +73,7 @@ def seen(launcher: Launcher) -> Seen:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands: in a word, in a sentence, and with the exit code of one that has ended."""
+    """State of a run: a word, a sentence, and the exit code if it has ended."""
 
     status: str
     message: str = ""
@@ -81,13 +82,13 @@ class Standing:
 
 
 def standing(folder: Path) -> Standing:
-    """How the run in a folder stands. Refuses what is no run folder."""
+    """State of the run in a folder. Refuses a folder that is not a run folder."""
     rundir.read_run_plan(folder)
     record, launcher = rundir.read_record(folder), rundir.read_launcher(folder)
     if record is None and launcher is not None:
         where = seen(launcher)
         if where == "elsewhere":
-            return Standing("running", f"on {launcher.host}, as far as can be seen from here: ask there")
+            return Standing("running", f"on {launcher.host}, which is not visible from here: ask there")
         if where == "gone":
             return lost(folder, launcher)
     if record is not None:
@@ -99,7 +100,7 @@ def standing(folder: Path) -> Standing:
         return Standing("running", f"on {', '.join(names)}" if names else "no host has begun", processes=found)
     if launcher is not None or found:
         return Standing("running", f"{found} processes", processes=found)
-    if (folder / JOIN).is_file():  # node 0 says who launched, and nobody else
+    if (folder / JOIN).is_file():  # only node 0 records the launcher
         job = slurm.read_job(folder)
         there = [one for one in read_joined(folder).values() if not one.refusal]
         ends = [f" ({one.end.status})" if one.end else "" for one in there]
@@ -112,14 +113,14 @@ def standing(folder: Path) -> Standing:
     return Standing("ended without a record", f"its launcher was killed{making}")
 
 
-def lost(folder: Path, launcher: Launcher) -> Standing:
-    """How a run stands whose launcher is gone, with the command that cleans up."""
-    ends = f"executor stop {for_shell([folder])} ends what it left"
+def lost(folder: Path, launcher: LauncherProcess) -> Standing:
+    """State of a run whose launcher is gone, with the command that cleans up."""
+    ends = f"executor stop {for_shell([folder])} ends its remaining processes"
     return Standing(LOST, f"{_killed(launcher)}; {ends}", NODE_LOST)
 
 
 def buried(folder: Path, on_hosts: OnHosts | None = None) -> Standing:
-    """How a run stands, once what a launcher that is gone left of it was ended and written down."""
+    """State of a run after the leftovers of a killed launcher were ended and recorded."""
     found, launcher = standing(folder), rundir.read_launcher(folder)
     if found.status == LOST and launcher is not None and rundir.read_record(folder) is None:
         with held(folder, shared=True):
@@ -130,8 +131,8 @@ def buried(folder: Path, on_hosts: OnHosts | None = None) -> Standing:
 
 
 def stop(folder: Path, wait_s: float, on_hosts: OnHosts | None = None) -> Standing:
-    """How a run stands after it was ended: its launcher is sent SIGTERM, as a scheduler does, and waited for. A run
-    that has ended already is left as it is. PlannerError (exit code 3) where it cannot be ended from here."""
+    """End a run and return its state: sends its launcher SIGTERM, as a scheduler does, and waits for it. A run that has
+    ended already is left as it is. PlannerError (exit code 3) where it cannot be ended from here."""
     found = buried(folder, on_hosts)
     if found.status != "running":
         return found
@@ -140,8 +141,8 @@ def stop(folder: Path, wait_s: float, on_hosts: OnHosts | None = None) -> Standi
         rule, fix = f"was not started here ({found.message})", "Ask on the host that started it"
         raise PlannerError("run", folder, rule, fix, exit_code=3)
     if not processes.has_open(launcher.process, folder / LOCK):
-        rule = f"names process {launcher.process.partition(':')[0]} as its launcher, which does not hold it"
-        raise PlannerError("run", folder, rule, "Look at what that is, and end it yourself", exit_code=3)
+        rule = f"names process {launcher.process.partition(':')[0]} as its launcher, which does not hold its lock"
+        raise PlannerError("run", folder, rule, "Inspect that process, and end it yourself", exit_code=3)
     with suppress(ProcessLookupError):
         os.kill(int(launcher.process.partition(":")[0]), signal.SIGTERM)
     deadline = time.monotonic() + wait_s
@@ -159,7 +160,7 @@ def _run_id(folder: Path) -> str:
     return spec.commands[0].env.get(processes.RUN_ID_VARIABLE, "") if spec else ""
 
 
-def bury(folder: Path, launcher: Launcher, elsewhere: Sequence[str] = ()) -> RunRecord:
+def bury(folder: Path, launcher: LauncherProcess, elsewhere: Sequence[str] = ()) -> RunRecord:
     """End what a dead launcher left of its run, and write the run.json that it could not. `elsewhere` is what was ended
     on other hosts."""
     ended = processes.end(partial(processes.processes_of, launcher.run_id), GRACE_S)
@@ -181,7 +182,7 @@ def bury(folder: Path, launcher: Launcher, elsewhere: Sequence[str] = ()) -> Run
         losses=rundir.read_losses(folder),
         measured=rundir.read_measured(folder),
         message=_killed(launcher)
-        + (f"; {left} that it left are ended" if left else "")
+        + (f"; ended its remaining {left}" if left else "")
         + "".join(f"; {one}" for one in elsewhere),
         cause=LOST,
     )
@@ -189,11 +190,11 @@ def bury(folder: Path, launcher: Launcher, elsewhere: Sequence[str] = ()) -> Run
     return record
 
 
-def _killed(launcher: Launcher) -> str:
+def _killed(launcher: LauncherProcess) -> str:
     return f"its launcher (process {launcher.process.partition(':')[0]} on {launcher.host}) was killed"
 
 
-def _launched_by(folder: Path, launcher: Launcher) -> str:
+def _launched_by(folder: Path, launcher: LauncherProcess) -> str:
     """The launcher as run.json names it."""
     if (folder / rundir.HOSTS).is_file():
         return "ssh"

@@ -29,8 +29,8 @@ SAY_S = 10.0
 
 def ready(folder: Path, node: int, word: str, wait_s: float, echo: Echo) -> None:
     """Return once the run folder is that of the start `word`. Where the run writes checkpoints and had another start,
-    it goes on from the newest that is whole, or from its beginning. PlannerError where it has completed, or where node
-    0 does not come within `wait_s`. A run without checkpoints has one start, and nothing is done."""
+    it resumes from the newest complete checkpoint, or from its beginning. PlannerError where it has completed, or where
+    node 0 does not come within `wait_s`. A run without checkpoints has one start, and nothing is done."""
     if node == 0:
         _renew(folder, word, echo)
     else:
@@ -61,7 +61,8 @@ def _renew(folder: Path, word: str, echo: Echo) -> None:
 
 
 def _put_aside(folder: Path, echo: Echo) -> str | None:
-    """Make room for the next start; the checkpoint that it goes on from, under the run folder."""
+    """Move earlier files aside for the next start; returns the checkpoint that it resumes from, relative to the run
+    folder."""
     record, launcher, plan = rundir.read_record(folder), rundir.read_launcher(folder), rundir.read_run_plan(folder)
     check_not_completed(folder, record)
     if record is None and launcher is not None:  # whoever started this one knows that the earlier is over
@@ -71,7 +72,7 @@ def _put_aside(folder: Path, echo: Echo) -> str | None:
         check_same(plan, place.found, place.checkpoint)
     attempts.set_aside(folder, place.step, place.skipped)
     attempts.tell_skipped(place, echo)
-    echo(f"going on after step {place.step} of {plan.job.recipe.steps}, from {attempts.named(place)}")
+    echo(f"resuming after step {place.step} of {plan.job.recipe.steps}, from {attempts.named(place)}")
     rundir.create(folder, plan, load_backend(plan).files(plan))
     return os.path.relpath(place.checkpoint, folder) if place.checkpoint is not None else None
 
@@ -83,7 +84,7 @@ def _await(folder: Path, node: int, word: str, wait_s: float, echo: Echo) -> Non
         waited = time.monotonic() - begun
         if waited > wait_s:
             rule = f"node 0 has not made {folder} ready for it after {wait_s:g} s"
-            fix = "Look at what node 0 says; the folder has to be on a disk that all nodes share"
+            fix = "See node 0's output; the folder has to be on a disk that all nodes share"
             raise PlannerError("start", word, rule, fix, exit_code=LAUNCH_FAILED)
         if waited > SAY_S and not said:
             said = True

@@ -1,4 +1,4 @@
-"""Go on with a run from its newest checkpoint, in its own folder: what may go on, from where, and under which plan.
+"""Resume a run from its newest checkpoint in its own folder: which runs may resume, from where, and under which plan.
 
 Not here: checking and launching, which are those of any run (prepare.py, launch.py), or the files of earlier starts
 (attempts.py).
@@ -18,8 +18,8 @@ from executor.folder import joining, rundir
 from executor.folder.checkpoints import Complete
 from executor.launchers import slurm
 from executor.run import attempts, reap
-from executor.run.attempts import OF_OPTIONS, Place, named, read_asked, set_aside, tell_skipped
-from executor.run.prepare import Options, Prepared
+from executor.run.attempts import OF_OPTIONS, ResumePoint, named, read_asked, set_aside, tell_skipped
+from executor.run.prepare import PreparedRun, RunOptions
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan
@@ -28,14 +28,14 @@ from planner.spec.record import RunRecord
 NO = 3
 FREE = ("steps", "data", "validation_data", "tokenizer", "checkpoint")
 """Fields of a recipe that another plan need not repeat: the run's own are taken, and files are compared by content."""
-Launcher = Literal["local", "ssh", "slurm", "join"]
+LauncherName = Literal["local", "ssh", "slurm", "join"]
 PREDICTED = ("mean_seq_len", "global_batch_size", "recipe", "optimizer")
 """Fields of a job that are compared otherwise, or only predicted with."""
 
 
 def planned(folder: Path, other: Plan | None, on_hosts: reap.OnHosts | None = None) -> Plan:
-    """The plan under which a run goes on: its own, or its training in the layout of another. PlannerError where it is
-    under way or has completed, or where the other plan trains otherwise."""
+    """The plan of a resumed run: its own, or its training in the layout of another. PlannerError where it is under way
+    or has completed, or where the other plan trains otherwise."""
     plan = rundir.read_run_plan(folder)
     check_ended(folder.absolute(), on_hosts)
     return plan if other is None else with_layout(plan, other)
@@ -49,9 +49,9 @@ def going(
     env: tuple[str, ...] = (),
     changed: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] = os.environ,
-    place: Place | None = None,
-) -> tuple[Options, Place]:
-    """With which options a run goes on under `plan`, and from where; nothing is changed in the folder.
+    place: ResumePoint | None = None,
+) -> tuple[RunOptions, ResumePoint]:
+    """Options and resume point of a run that resumes under `plan`; changes nothing in the folder.
 
     `env` are variables as of `executor run`, `changed` options that are to be others than the run had, `place` the
     newest checkpoint where it is not in the folder here. PlannerError (exit code 3) says by name what cannot go on.
@@ -64,20 +64,20 @@ def going(
     given = dict.fromkeys((text.partition("=")[0] for text in env), "")
     kept = joining.environment_of(asked.environment, given, environment)
     env = (*(f"{name}={value}" for name, value in kept.items() if name not in given), *env)
-    options = Options(run_dir=folder, nodes=plan.cluster.nodes, env=env, again=True, resume=place.checkpoint)
+    options = RunOptions(run_dir=folder, nodes=plan.cluster.nodes, env=env, again=True, resume=place.checkpoint)
     shared = {name: value for name in OF_OPTIONS if (value := getattr(asked, name)) != ""}
     return replace(options, **shared | dict(changed or {})), place
 
 
-def put_aside(ready: Prepared, place: Place, echo: Echo) -> None:
+def put_aside(ready: PreparedRun, place: ResumePoint, echo: Echo) -> None:
     """Make room for the next start, where the last one left anything."""
     if attempts.started(ready.options.run_dir):
         set_aside(ready.options.run_dir, place.step, place.skipped)
-    echo(f"going on after step {place.step} of {ready.plan.job.recipe.steps}, from {named(place)}")
+    echo(f"resuming after step {place.step} of {ready.plan.job.recipe.steps}, from {named(place)}")
 
 
-def launcher_of(folder: Path) -> Launcher:
-    """How the nodes of a run were started, the last time."""
+def launcher_of(folder: Path) -> LauncherName:
+    """The launcher of a run's last start."""
     if (folder / rundir.HOSTS).is_file():
         return "ssh"
     record = rundir.read_record(folder)
@@ -90,7 +90,7 @@ def launcher_of(folder: Path) -> Launcher:
 def check_idle(folder: Path) -> None:
     """Refuse a run that is under way, or that has completed; nothing is changed in its folder."""
     if (script := rundir.script_of(folder)) is not None:
-        rule = "is of your own script, which writes and reads checkpoints of its own"
+        rule = "ran your own script, which handles its own checkpoints"
         raise PlannerError("run", script, rule, "Start it again with executor run --script", exit_code=NO)
     job = slurm.read_job(folder)
     if job is not None and slurm.holds(job):
@@ -116,10 +116,10 @@ def check_not_completed(folder: Path, record: RunRecord | None) -> None:
     """Refuse a run that came to its end."""
     if record is not None and record.status == "completed":
         fix = "Make a plan with more steps for a new run"
-        raise PlannerError("run", folder, "has completed: there is nothing to go on with", fix, exit_code=NO)
+        raise PlannerError("run", folder, "has completed: there is nothing to resume", fix, exit_code=NO)
 
 
-def newest(folder: Path, place: Place | None = None) -> Place:
+def newest(folder: Path, place: ResumePoint | None = None) -> ResumePoint:
     """The highest step whose checkpoint is whole, found here or elsewhere; refuses a run that has none, with the
     reasons."""
     place = place or attempts.newest(folder)
@@ -138,12 +138,12 @@ def with_layout(plan: Plan, other: Plan) -> Plan:
     digests = {one.field: one.digest for one in plan.inputs}
     for one in other.inputs:
         if one.field in digests and one.digest != digests[one.field]:
-            raise _refused(f"recipe.{one.field}", one.path, "has another content than the run's")
+            raise _refused(f"recipe.{one.field}", one.path, "differs from the run's")
         if one.field not in digests and getattr(plan.job.recipe, one.field) is None:
             raise _refused(f"recipe.{one.field}", one.path, "is not given in the run")
     batch, now = plan.layout.global_batch_size, other.layout.global_batch_size
     if batch != now:
-        rule = f"is {batch} in the run, and its place in the data is step x batch"
+        rule = f"is {batch} in the run, and the position in the data is step x batch"
         raise _refused("global batch size", now, rule)
     optimizer = msgspec.structs.replace(plan.job.optimizer, implementation=other.job.optimizer.implementation)
     job = msgspec.structs.replace(plan.job, optimizer=optimizer)
@@ -165,7 +165,7 @@ def check_same(plan: Plan, found: Complete, folder: Path) -> None:
 
 
 def _trained(plan: Plan) -> dict[str, Any]:
-    """What of a plan makes its training, by field."""
+    """The fields of a plan that define its training."""
     job = plan.job
     parts: list[tuple[str, Any, tuple[str, ...]]] = [("model.", plan.model, ()), ("", job, PREDICTED)]
     parts += [("recipe.", job.recipe, FREE), ("optimizer.", job.optimizer, ("implementation",))]

@@ -1,6 +1,6 @@
 """`executor run --launcher slurm`: submit a run as a job of Slurm, or run it on the nodes of the allocation one is in.
 
-Either way every node's agent is `executor join`, which srun starts. Not here: the script, or what Slurm says
+Either way every node's agent is `executor join`, which srun starts. Not here: the script, or Slurm's answers
 (slurm.py).
 """
 
@@ -23,9 +23,9 @@ from executor.launchers import slurm
 from executor.preflight import preflight
 from executor.run import attempts, dryrun
 from executor.run.launch import record_of
-from executor.run.prepare import Options, Prepared, decided, folder_checks, host_checks
+from executor.run.prepare import PreparedRun, RunOptions, decided, folder_checks, host_checks
 from executor.watch.supervise import POLL_S, Echo, received_signals
-from executor.watch.verdict import NODE_LOST, Verdict, interrupted
+from executor.watch.verdict import NODE_LOST, RunVerdict, interrupted
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan
 from planner.spec.record import RunRecord
@@ -37,17 +37,17 @@ def inside() -> bool:
 
 
 def dry_run(
-    plan: Plan, options: Options, echo: Echo, given: Sequence[str] = (), *, read_back: bool = True
+    plan: Plan, options: RunOptions, echo: Echo, given: Sequence[str] = (), *, read_back: bool = True
 ) -> tuple[dryrun.DryRun, str]:
-    """What would be written, and the script of the job; `read_back` as in dryrun.dry_run."""
+    """The dry run, and the script of the job; `read_back` as in dryrun.dry_run."""
     found = dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo, read_back=read_back)
     ready = found.ready
     return found, slurm.script(ready.plan, ready.options.run_dir, given, again_words(ready.plan, ready.options))
 
 
-def again_words(plan: Plan, options: Options) -> tuple[str, ...] | None:
-    """What a command line has to say again so that the plan in the run folder makes another such folder; None where
-    the run writes checkpoints, from which it goes on in the same."""
+def again_words(plan: Plan, options: RunOptions) -> tuple[str, ...] | None:
+    """Options that a command line has to repeat to make another folder from the plan in the run folder; None where the
+    run writes checkpoints and resumes in the same folder."""
     if options.checkpoints:
         return None
     words = [] if options.save_weights or options.script else ["--no-save-weights"]
@@ -69,7 +69,7 @@ def write(found: dryrun.DryRun, script: str | None, folder: Path, given: Sequenc
     return names
 
 
-def submit(plan: Plan, options: Options, echo: Echo, given: Sequence[str] = ()) -> str:
+def submit(plan: Plan, options: RunOptions, echo: Echo, given: Sequence[str] = ()) -> str:
     """Write the run folder and submit its job; the job's number. PlannerError for what no node would run either."""
     found, script = checked(plan, options, echo, given)
     folder = found.ready.options.run_dir
@@ -82,7 +82,7 @@ def submit(plan: Plan, options: Options, echo: Echo, given: Sequence[str] = ()) 
             raise
 
 
-def checked(plan: Plan, options: Options, echo: Echo, given: Sequence[str] = ()) -> tuple[dryrun.DryRun, str]:
+def checked(plan: Plan, options: RunOptions, echo: Echo, given: Sequence[str] = ()) -> tuple[dryrun.DryRun, str]:
     """`dry_run` of a job that no check refuses which does not need a node."""
     made = decided(plan, options, echo)
     checks = (*host_checks(made.plan, options, made.ranks), *folder_checks(made.plan, options))
@@ -98,7 +98,7 @@ def sent(folder: Path, added: Mapping[str, str]) -> str:
     return job
 
 
-def run(plan: Plan, options: Options, echo: Echo) -> tuple[Prepared, RunRecord]:
+def run(plan: Plan, options: RunOptions, echo: Echo) -> tuple[PreparedRun, RunRecord]:
     """Run on the nodes of the allocation that this process has. Refuses (exit code 3) one that has too few."""
     check_allocation(options.nodes)
     return started(dryrun.dry_run(plan, replace(options, hosts="elsewhere"), echo))
@@ -113,7 +113,7 @@ def check_allocation(wanted: int) -> None:
         raise PlannerError("--launcher", f"slurm (job {job})", rule, fix, exit_code=3)
 
 
-def started(found: dryrun.DryRun, given: Sequence[str] = ()) -> tuple[Prepared, RunRecord]:
+def started(found: dryrun.DryRun, given: Sequence[str] = ()) -> tuple[PreparedRun, RunRecord]:
     """Write the run folder and run on the nodes of the allocation."""
     ready, folder, job = found.ready, found.ready.options.run_dir, os.environ["SLURM_JOB_ID"]
     with owned(folder, new=not ready.options.again):
@@ -127,14 +127,14 @@ def started(found: dryrun.DryRun, given: Sequence[str] = ()) -> tuple[Prepared, 
         record = record_of(ready, _without_record(job, code, signals), begun, time.monotonic() - clock, ())
         rundir.keep_record(folder, record)
     elif signals and record.exit_code:  # to the nodes it was Slurm's SIGTERM
-        by, rest = interrupted(signals[0]), record.message.partition("; ")[2]  # what it says of a checkpoint
+        by, rest = interrupted(signals[0]), record.message.partition("; ")[2]  # its part about a checkpoint
         message = by.message + f": {rest}" * bool(rest)
         record = msgspec.structs.replace(record, exit_code=by.exit_code, message=message)
         rundir.keep_record(folder, record)
     return ready, record
 
 
-def _srun(job: str, ready: Prepared, signals: list[int]) -> int:
+def _srun(job: str, ready: PreparedRun, signals: list[int]) -> int:
     """Start one agent a node and wait for them; srun's exit code. A signal ends them through Slurm, since srun would
     kill them before they can say how they ended."""
     words = (*slurm.srun_words(len(ready.hosts.hosts)), f"--job-name={ready.run_id}", *slurm.executor_words())
@@ -155,9 +155,9 @@ def _srun(job: str, ready: Prepared, signals: list[int]) -> int:
     return joined.returncode
 
 
-def _without_record(job: str, code: int, signals: list[int]) -> Verdict:
-    """How a run ended of which node 0 could write nothing."""
+def _without_record(job: str, code: int, signals: list[int]) -> RunVerdict:
+    """The record of a run whose node 0 wrote none."""
     if signals:
         return interrupted(signals[0])
     message = f"node 0 wrote no record, and srun ended with {code}: {slurm.standing(job)[1]}"
-    return Verdict("node lost", NODE_LOST, message, cause="node lost")
+    return RunVerdict("node lost", NODE_LOST, message, cause="node lost")

@@ -1,4 +1,4 @@
-"""Where a node is: the address of node 0, this host's own address on the way to it, and the interface that has it.
+"""Addresses of a node: node 0's address, this host's own address on the way to it, and the interface that has it.
 
 Asked of the system: the resolver, the routing table, the interfaces. Not here: what is started there (join.py).
 """
@@ -46,26 +46,26 @@ class Master:
             )
         if port is not None and not 0 < int(port) < 2**16:
             raise PlannerError(
-                FIELD, text, "has a port that is no number from 1 to 65535", f"Try --master {host}:29500"
+                FIELD, text, "has a port that is not a number from 1 to 65535", f"Try --master {host}:29500"
             )
         return cls(host, None if port is None else int(port))
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where this node is, and where node 0 is as seen from here: IP addresses, never names."""
+class NodeAddress:
+    """The addresses of this node and of node 0 as this host reaches it: IP addresses, never names."""
 
     master: str
     address: str
     interface: str
 
 
-def find(master: Master | None, node: int, nodes: int, resolve_s: float = 0.0) -> Place:
-    """Where this host is as `node` of so many; node 0's name may take `resolve_s` to resolve. Refuses (exit code 3) a
-    node 0 that it could not be, or not reach."""
+def find(master: Master | None, node: int, nodes: int, resolve_s: float = 0.0) -> NodeAddress:
+    """The addresses of this host as `node` of `nodes`; waits up to `resolve_s` for node 0's name to resolve. Refuses
+    (exit code 3) a node 0 that it could not be, or not reach."""
     own, here = addresses(), socket.gethostname()
     if nodes == 1:
-        return Place(ALONE, ALONE, own.get(ALONE, ""))
+        return NodeAddress(ALONE, ALONE, own.get(ALONE, ""))
     if master is None:
         if node:
             fix = "Give the address of node 0: --master HOST"
@@ -84,7 +84,7 @@ def find(master: Master | None, node: int, nodes: int, resolve_s: float = 0.0) -
         rule = f"is {target}, which is {here} itself, and {here} is node {node}"
         raise _refused(master, rule, "Give the address of node 0, the same on every node")
     address = route(target, master)
-    return Place(target, address, own.get(address, ""))
+    return NodeAddress(target, address, own.get(address, ""))
 
 
 def resolve(host: str, patience_s: float = 0.0) -> str:
@@ -169,7 +169,7 @@ def _in_network_of(one: str, other: Mapping[str, tuple[str, int]]) -> bool:
     )
 
 
-def answers(place: Place, port: int, timeout_s: float = 1.0) -> str | None:
+def answers(place: NodeAddress, port: int, timeout_s: float = 1.0) -> str | None:
     """Why nothing answers where node 0 should listen, or None."""
     try:
         with contextlib.closing(socket.create_connection((place.master, port), timeout_s)):
@@ -182,14 +182,14 @@ def answers(place: Place, port: int, timeout_s: float = 1.0) -> str | None:
         return f"cannot be reached ({error.strerror})"
 
 
-def _only(own: dict[str, str], here: str) -> Place:
-    """Node 0 without being told: the one address that others can know, where there is one."""
+def _only(own: dict[str, str], here: str) -> NodeAddress:
+    """Node 0's address where none is given: its only address that others can reach, if there is one."""
     seen = [one for one in own if not _loopback(one) and not ipaddress.ip_address(one).is_link_local and ":" not in one]
     if len(seen) != 1:
         rule = f"is not given, and {here} has {'several addresses' if seen else 'no address but its loopback'}"
         fix = f"Give the one that the other nodes reach: {_listed(own)}" if seen else "Connect it to a network"
         raise PlannerError(FIELD, None, rule, fix, exit_code=3)
-    return Place(seen[0], seen[0], own[seen[0]])
+    return NodeAddress(seen[0], seen[0], own[seen[0]])
 
 
 def _refused(master: Master, rule: str, fix: str) -> PlannerError:

@@ -25,8 +25,8 @@ def limit_bytes(process: Path = SELF) -> float | None:
 
 
 def oom_kills(process: Path = SELF) -> int | None:
-    """How often the kernel's out-of-memory killer took a process of this one's group so far; None where it does not
-    say."""
+    """Number of processes of this control group that the out-of-memory killer has ended; None where it is not
+    counted."""
     for text in _texts(process, EVENTS):  # its own group's comes first
         for line in text.splitlines():
             name, _, count = line.partition(" ")
@@ -36,7 +36,7 @@ def oom_kills(process: Path = SELF) -> int | None:
 
 
 def kills_since(before: int | None) -> int | None:
-    """How many more there are than `before`; None where they are not counted."""
+    """Number of kills since `before`; None where they are not counted."""
     now = oom_kills()
     return None if now is None or before is None else now - before
 

@@ -1,4 +1,4 @@
-"""Which variables a rank is given: an allow-list of the caller's, those the person adds, and never a secret unasked.
+"""Environment of a rank: an allow-list of the caller's variables and those the user adds, without other secrets.
 
 Not here: what the launcher or a backend sets for a rank (launch.py, launchers/, backends/).
 """
@@ -31,7 +31,7 @@ DECIDED = frozenset(
 """What the plan and the launcher decide; another value would be another run."""
 
 NETWORK_DEBUG = {"NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-"""What makes NCCL and torch say why ranks do not reach each other; gloo says it unasked."""
+"""Variables that make NCCL and torch log why ranks do not reach each other; gloo always does."""
 
 # An inherited variable that is named so is left out, whatever its prefix.
 SECRET_WORDS = frozenset(
@@ -54,8 +54,8 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def added(given: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """What `--env NAME` (the caller's own value) and `--env NAME=VALUE` add. PlannerError names neither a value nor
-    what is not there, but the variable."""
+    """Variables that `--env NAME` (with the caller's value) and `--env NAME=VALUE` add. PlannerError names the
+    variable, never a value."""
     found: dict[str, str] = {}
     for text in given:
         name, has_value, value = text.partition("=")
@@ -63,7 +63,7 @@ def added(given: Iterable[str], environment: Mapping[str, str]) -> dict[str, str
             rule = "must be NAME or NAME=VALUE, a name of letters, digits and underscores"
             raise PlannerError(FIELD, name, rule, "Try --env HF_TOKEN")
         if name in DECIDED or name.startswith(DECIDED_PREFIXES):
-            raise PlannerError(FIELD, name, "is decided by the plan and the launcher", "Leave it out")
+            raise PlannerError(FIELD, name, "is set by the plan and the launcher", "Leave it out")
         if "\0" in value:
             raise PlannerError(FIELD, name, "has a NUL in its value, which no environment holds", "Leave it out")
         if not has_value and name not in environment:
@@ -73,12 +73,12 @@ def added(given: Iterable[str], environment: Mapping[str, str]) -> dict[str, str
 
 
 def debugging(given: tuple[str, ...]) -> tuple[str, ...]:
-    """What `--env` adds, with the networks' own debugging on where it says nothing else of it."""
+    """Variables that `--env` adds, with the debug logs of NCCL and torch on unless it sets them."""
     return (*(f"{name}={value}" for name, value in NETWORK_DEBUG.items()), *given)
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable's name says that it must not be passed on unasked."""
+    """Whether a variable's name says that it is a secret, passed on only by `--env`."""
     return not SECRET_WORDS.isdisjoint(name.upper().split("_"))
 
 

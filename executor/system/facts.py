@@ -1,4 +1,4 @@
-"""What a host and its cards say of themselves, without timing anything: the system's words, and NVML's.
+"""Facts of a host and its cards as the system and NVML report them, without timing anything.
 
 What is not said is None or left out, never guessed. Not here: which preset that is (machine.py, planner.spec.devices),
 or what torch sees of a device (worker/probe/probe.py).
@@ -60,7 +60,7 @@ def first_visible() -> int | str:
 
 
 def card_facts(card: int | str) -> dict[str, Any]:
-    """What NVML says of a card, by its number or UUID: bytes, watts, Hz; None where this card or driver does not say.
+    """NVML's facts of a card, by its number or UUID: bytes, watts, Hz; None where card or driver do not report one.
 
     Empty where NVML's Python package or library is missing.
     """
@@ -89,14 +89,14 @@ def free_memory(card: int | str) -> float | None:
 
 
 def link_bits_per_s(interface: str) -> float | None:
-    """What the driver of a physical interface says of its speed; of a virtual one nothing is known."""
+    """The speed that a physical interface's driver reports; None for a virtual one."""
     place = INTERFACES / interface
     speed = said(place / "speed")  # -1 where it is down
     return float(speed) * 1e6 if (place / "device").exists() and speed.isdigit() and int(speed) else None
 
 
 def _of_card(card: int | str, questions: Callable[[Any, Any], Mapping[str, Callable[[], Any]]]) -> dict[str, Any]:
-    """What NVML answers to each question of a card; empty where there is no NVML or no such card."""
+    """NVML's answers about a card; empty where there is no NVML or no such card."""
     try:
         import pynvml
 

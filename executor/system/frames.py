@@ -1,4 +1,4 @@
-"""What launcher and hosts say to each other through ssh: lines of JSON, some with bytes behind them.
+"""Messages between launcher and hosts through ssh: lines of JSON, some followed by bytes.
 
 Not here: what is said (ssh.py, remote.py), or the first words, before a host has this code (boot.py).
 """
@@ -20,14 +20,14 @@ LONGEST_LINE, MOST_BYTES = 64 * 2**20, 64 * 2**20
 Message = dict[str, Any]
 
 
-class Writer:
+class FrameWriter:
     """One end's messages, whole ones whichever thread sends them."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._lock = stream, threading.Lock()
 
     def send(self, message: Mapping[str, object], payload: bytes = b"") -> None:
-        """Write one message. Raises OSError or ValueError when nobody reads any more."""
+        """Write one message. Raises OSError or ValueError when the reader is gone."""
         whole = {**message, BYTES: len(payload)} if payload else message
         with self._lock:
             self._stream.write(msgspec.json.encode(whole) + b"\n" + payload)

@@ -1,4 +1,4 @@
-"""Processes of a run and of the one that launched it: how they are told apart from all others, and ended.
+"""Processes of a run and its launcher: identified and ended.
 
 A run's processes carry its id and their launcher's identity in their environment; nothing else is ever signalled. Not
 here: starting them (launchers/), or watching them (supervise.py).
@@ -108,7 +108,7 @@ def orphans() -> list[int]:
 
 def end(find: Callable[[], list[int]], grace_s: float) -> set[int]:
     """End what `find` finds, again and again: SIGTERM, after `grace_s` SIGKILL. The processes that were signalled."""
-    told: set[int] = set()
+    signalled: set[int] = set()
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + grace_s
         sent: set[int] = set()
@@ -118,8 +118,8 @@ def end(find: Callable[[], list[int]], grace_s: float) -> set[int]:
                     os.kill(pid, number)
             sent |= left
             time.sleep(POLL_S)
-        told |= sent
-    return told
+        signalled |= sent
+    return signalled
 
 
 def _others() -> Iterator[tuple[int, dict[str, str]]]:
@@ -131,9 +131,9 @@ def _others() -> Iterator[tuple[int, dict[str, str]]]:
             continue
         try:
             raw = (entry / "environ").read_bytes()
-        except OSError:  # gone meanwhile, or somebody else's
+        except OSError:  # gone meanwhile, or another user's
             continue
-        # A container's processes have numbers of its own: what they say of their launcher means nothing here.
+        # A container's processes have numbers of its own: their record of a launcher means nothing here.
         if raw and RUN_ID_VARIABLE.encode() in raw and namespace(pid) == here:
             pairs = (item.partition("=") for item in raw.decode(errors="replace").split("\0"))
             yield pid, {name: value for name, _, value in pairs}
@@ -155,7 +155,7 @@ def namespace(pid: int) -> str:
 
 
 def said(path: Path) -> str:
-    """What a small file of the system says; nothing where there is none, or none that may be read."""
+    """Content of a small system file; empty where it does not exist or cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

@@ -41,7 +41,7 @@ class Sources:
 
 @functools.cache
 def sources() -> Sources:
-    """What every host runs. The same files make the same digest."""
+    """The code that every host runs. The same files make the same digest."""
     files: dict[str, bytes] = {}
     for name, folder in (
         ("planner", Path(planner.__file__).parent),

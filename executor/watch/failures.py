@@ -1,4 +1,4 @@
-"""Which rank failed first: what every rank wrote of its own end, and what its node's agent saw of it.
+"""The rank that failed first, from the ranks' own reports and their agents' exit codes.
 
 A rank's record (executor.worker.world.lastwords) has the type of its exception and the time; a rank that was killed, or
 that left through `os._exit`, writes none, and only its agent knows its exit code. torchelastic's own error files are
@@ -40,10 +40,10 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Blame(IntEnum):
-    """How far a rank's end is the cause of a run's end; the least is looked at first."""
+    """Kinds of ends of a rank, the likeliest cause of the run's end first."""
 
     OWN_END = 0
-    """A signal, or an exit that no exception explains: nobody else's failure makes a rank end so."""
+    """A signal, or an exit that no exception explains: no other rank's failure makes a rank end this way."""
     EXCEPTION = 1
     LOST_PEER = 2
     """It noticed that another rank was gone."""
@@ -126,7 +126,7 @@ def _failures(folder: Path, ranks_per_node: int) -> Iterator[Failure]:
 def _failure(
     seen: NodeFailure, record: RankError | None, log: Path | None, *, ended_by_agent: bool, oom_kills: int | None
 ) -> Failure:
-    """What the agent saw, in the rank's own words where it left any: whatever ended it after them came second."""
+    """The agent's report of a rank, with the rank's own message where it left one: a later signal is not the cause."""
     if record is not None:
         return _of_record(seen.rank, record, seen.exit_code)
     # The agent knows whole seconds; of two ranks that were killed within one, either may be named.

@@ -1,6 +1,6 @@
-"""Find a run that hangs: a rank that is stopped, or ranks of which none goes on; and say who waits where for whom.
+"""Detects a hang: a stopped rank, or ranks without progress; and describes which ranks wait where for which.
 
-One watch looks after the ranks of one node, whose processes it sees. Not here: what ranks say of themselves (alive.py),
+One watch looks after the ranks of one node, whose processes it sees. Not here: the ranks' own reports (alive.py),
 or what a run's end is called (verdict.py).
 """
 
@@ -29,9 +29,9 @@ LOOK_S = 1.0
 STOPPED_S = 5.0
 """A rank that is stopped and continued within this time is let be."""
 LEAST_STALL_S, STALL_STEPS = 60.0, 20
-"""Without a progress of any rank for so long, or for so many median steps, a run hangs."""
+"""A run hangs if no rank makes progress for this many seconds, or for this many median steps."""
 LONG_S, LONG_STALLS = 600.0, 10
-"""The same for the first step, for a checkpoint and for loading one: nobody knows yet how long these take."""
+"""The limits of the first step, of a checkpoint and of loading one, whose times are not known yet."""
 LONG_STAGES = (alive.FIRST_STEP, alive.CHECKPOINT, alive.RESTORE)
 UNWATCHED = (alive.START, alive.END)
 """Before the ranks have met `--meet-timeout` counts; at the end the timeout of the process groups does."""
@@ -50,8 +50,8 @@ HELPERS = ("wrapper", "log_wrapper", "wait", "finish")
 
 
 class HungRank(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one rank is. `state`: stopped by a signal; waiting in a collective; in backward, which may compute or wait;
-    elsewhere; or silent, where it printed no stack. `place` is a function with its file and line."""
+    """The position of one rank. `state`: stopped by a signal; waiting in a collective; in backward, which may compute
+    or wait; elsewhere; or silent, where it printed no stack. `place` is a function with its file and line."""
 
     rank: int
     state: State
@@ -91,7 +91,7 @@ class _Heard:
 
 
 @dataclass
-class Watch:
+class HangWatch:
     """Looks after the ranks `own` of node `node`, of `world` in all. `stall_s` stands in for the rule of steps.
 
     `look` is cheap and may be called often.
@@ -255,7 +255,7 @@ def keep(folder: Path, hang: Hang) -> None:
 
 
 def read(folder: Path) -> tuple[Hang, ...]:
-    """What the nodes saw, by node."""
+    """The findings of the nodes, by node."""
     paths = (folder / rundir.FAILED).glob("hang-node-*.json")
     return tuple(sorted((rundir.read_json(path, Hang) for path in paths), key=lambda one: one.node))
 
@@ -272,7 +272,7 @@ def blamed(found: Sequence[Hang]) -> tuple[HungRank, ...]:
 
 
 def sentence(found: Sequence[Hang], hosts: Sequence[str], folder_name: str) -> str:
-    """Who hangs, where, and who waits for them where."""
+    """The hanging ranks and their positions, and the ranks that wait for them."""
     ranks = [rank for one in found for rank in one.ranks]
     guilty = blamed(found)
     others = [one for one in ranks if one not in guilty]
@@ -280,9 +280,9 @@ def sentence(found: Sequence[Hang], hosts: Sequence[str], folder_name: str) -> s
     said = [_of_rank(one, hosts) for one in guilty]
     if not guilty:
         agents = [one for one in found if one.agent]
-        said = ["an agent (torchrun) is stopped: it had a signal such as SIGSTOP"] * bool(agents)
+        said = ["an agent (torchrun) is stopped: it received a signal such as SIGSTOP"] * bool(agents)
         if not said:
-            said = [f"no rank goes on since {after:g} s, and none is behind: look at the network between them"]
+            said = [f"no rank has made progress for {after:g} s, and none is behind: check the network between them"]
     waiting = [_of_group(list(same)) for _, same in groupby(others, key=lambda one: (one.state, one.place))]
     text = ", ".join(said) + (f"; {'; '.join(waiting)}" if waiting else "")
     printed = any(one.place for one in ranks)
@@ -295,7 +295,7 @@ def _of_rank(one: HungRank, hosts: Sequence[str]) -> str:
         f" at {one.stage} {one.step}" if one.step and one.stage == alive.STEP else f" ({one.stage})" * bool(one.stage)
     )
     if one.state == "stopped":
-        return f"{where} is stopped{step}: process {one.process} had a signal such as SIGSTOP"
+        return f"{where} is stopped{step}: process {one.process} received a signal such as SIGSTOP"
     if one.state == "waiting":
         return f"{where} is behind{step}, waiting in {one.place}"
     at = f" in {one.place}" if one.place else ""

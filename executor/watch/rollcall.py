@@ -1,8 +1,8 @@
-"""Who has not come while the ranks of a run meet, and for whom the others wait: in a sentence, as soon as it shows.
+"""Which ranks are missing from rendezvous, in a sentence, while the others wait.
 
-A rank says in states/rank-N.json that it begins to join its process group, and that it has (worker/world/states.py);
-an agent in states/node-N.json that it is about to start ranks, and that it has shows in their logs.
-Not here: how long they may take (supervise.py, ssh_run.py).
+A rank writes to states/rank-N.json that it is joining its process group, and that it has joined
+(worker/world/states.py). An agent writes to states/node-N.json that it is ready to start ranks; the ranks' logs show
+that it has started them. Not here: the time limit of rendezvous (supervise.py, ssh_run.py).
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from executor.watch.verdict import Came
 LOOK_S = 1.0
 """How often the run folder is looked at."""
 FIRST_WORD_S, WORD_S = 10.0, 60.0
-"""After how long those that do not come are named, counted from the last change of who they are, and then again."""
+"""Seconds until missing ranks are named, counted from the last change of who is missing, and between repetitions."""
 IMPORT_S = 60.0
-"""For so long a rank or an agent that has not come yet is taken to import PyTorch and the framework: ten to thirty
-seconds are usual, more from a cold network disk."""
+"""A missing rank or agent counts as importing PyTorch and the framework for this long: ten to thirty seconds are usual,
+more from a cold network disk."""
 JOINING, JOINED = "joining", "joined"
-"""The states that a rank tells of itself."""
+"""The states that a rank reports."""
 MOST = 8
 """Ranks or nodes that a sentence lists."""
 
 
 @dataclass
 class RollCall:
-    """Looks for the ranks of a run until all have joined, and says to `echo` for whom they wait. `hosts` are the names
-    of the nodes whose ranks show here, `absent` a sentence about other nodes, or nothing. `others_first`: nothing is
-    said before one has joined, since a script may do anything before. `came` says of the last look who had begun to
-    join, and `done` that all had."""
+    """Polls the states of a run's ranks until all have joined, and reports missing ones to `echo`.
+
+    `hosts` names the nodes whose ranks report to this folder, `absent` is a sentence about other nodes, or nothing.
+    `others_first`: report nothing before one rank has joined, since a script may do anything before it does. `came` is
+    which ranks were joining at the last poll, and `done` whether all had joined."""
 
     folder: Path
     processes: int
@@ -50,7 +51,7 @@ class RollCall:
     _looked: float = field(default=float("-inf"))
 
     def call(self) -> None:
-        """Look, at most once a second, and say who is awaited when it is time to."""
+        """Poll at most once a second, and report the missing ranks when it is time to."""
         now = time.monotonic()
         if self.done or now < self._looked + LOOK_S:
             return
@@ -63,8 +64,8 @@ class RollCall:
             self.echo(f"waiting: {said}")
 
     def missing(self, *, so_far: bool = False) -> str:
-        """For whom the others wait, and what to look at; empty where that does not show. `so_far`: there is time left,
-        and ranks that import may take it."""
+        """Which ranks are missing and what to check; empty where none is known to be. `so_far`: the time limit is not
+        over, so ranks may still be importing."""
         self.came = "none"
         if absent := self.absent():
             return absent
@@ -76,35 +77,36 @@ class RollCall:
         if self.done or (self.others_first and len(awaited) == len(ranks)):
             return ""
         if not awaited:
-            look = "See whether they reach each other: executor check PLAN --debug-network"
-            return f"{self._named(late)} came to join the others and did not meet them. {look}"
+            look = "Check the network between them: executor check PLAN --debug-network"
+            return f"{self._named(late)} started to join the process group, but did not meet the others. {look}"
         return self._sentence(awaited, len(ranks) - len(awaited), so_far)
 
     def _sentence(self, awaited: Sequence[int], waiting: int, so_far: bool) -> str:
-        """Of ranks that do not join, for whom so many others wait: an agent that is not ready keeps every node's ranks
-        from being started, and ranks that were started can do nothing about those that were not."""
+        """Names the missing ranks that hold up the others: an agent that is not ready delays the ranks of every node,
+        and ranks that were not started delay those that were."""
         ready = rundir.ready_nodes(self.folder)
         unready = [rank for rank in awaited if rank // self.processes not in ready]
         unstarted = [
             rank for rank in awaited if rundir.rank_log(self.folder, *divmod(rank, self.processes), "stderr") is None
         ]
         named = [rank for rank in unready if rank in unstarted] or unstarted or awaited
+        others = "1 rank waits" if waiting == 1 else f"{waiting} ranks wait"
         since_s = time.monotonic() - self._since
         if so_far and since_s < IMPORT_S and not self.others_first and self._import(named, unready):
-            wait = f"; {waiting} that came first wait" if waiting else ""
+            wait = f"; {others}" if waiting else ""
             return f"{self._named(named)}: importing PyTorch, {since_s:.0f} s so far{wait}"
-        why = "; " + (f"{waiting} that came first wait" if waiting else "none has joined yet")
+        why = "; " + (others if waiting else "no rank has joined yet")
         if named[0] in unready:
-            why = ": the agent there has not finished its imports"
-        does = "was started and does not join the others" if named is awaited else "was not started"
+            why = ": the agent of the node is still importing PyTorch"
+        does = "was started and has not joined" if named is awaited else "was not started"
         if len(named) > 1:
-            does = does.replace("was", "were").replace("does", "do")
-        look = "or at what it does there (py-spy dump)"
+            does = does.replace("was", "were").replace("has", "have")
+        look = "or at its stack (py-spy dump)"
         logs = listed(sorted({f"{rundir.LOGS}/node-{rank // self.processes}" for rank in named}))
         return f"{self._named(named)} {does}{why}. Look at {logs}, {look}"
 
     def _import(self, named: Sequence[int], unready: Sequence[int]) -> bool:
-        """Whether these ranks, or the agents that are to start them, have done nothing yet that comes after imports."""
+        """Whether these ranks, or the agents that start them, have not got beyond their imports."""
         said = [alive.read(self.folder, rank) for rank in named]
         return named[0] in unready or all(one is None or one.stage == alive.START for one in said)
 
@@ -115,7 +117,7 @@ class RollCall:
         return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} on {listed(names)}"
 
     def _ranks(self) -> Sequence[int]:
-        """The ranks that show here."""
+        """The ranks that report to this folder."""
         size = self.processes
         return [rank for node in sorted(self.hosts()) for rank in range(node * size, (node + 1) * size)]
 

@@ -21,8 +21,8 @@ from planner.spec.record import Attempt
 
 SLOW, MOSTLY, LEAST_STEPS = 1.15, 0.75, 8
 """A rank is slow whose busy time is 1.15 times the median of its peers', in three of four steps. Cards of one kind
-differ by a few percent, and a machine that does something else for a moment is slow in a few steps; in so many of eight
-or more steps no chance puts an even rank."""
+differ by a few percent, and a machine that does something else for a moment is slow in a few steps; chance does not
+make an even rank slow in three of four of eight or more steps."""
 LEAST_SHARE = 0.05
 """Of the step: who is slow by less costs less than what there is to find."""
 STALL, STALL_BEYOND_OTHERS, STALL_S = 3.0, 1.5, 1.0
@@ -47,7 +47,7 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     at: tuple[int, ...] = ()
 
 
-class Turn(msgspec.Struct, frozen=True):
+class StepTimes(msgspec.Struct, frozen=True):
     """One step of all ranks: `step` counts from 0, `busy_s` by rank."""
 
     step: int
@@ -56,7 +56,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 def find(
-    plan: Plan, turns: Sequence[Turn], hosts: Sequence[str], firsts: Collection[int] = (0,)
+    plan: Plan, turns: Sequence[StepTimes], hosts: Sequence[str], firsts: Collection[int] = (0,)
 ) -> tuple[Straggler, ...]:
     """The stragglers of these steps, the costliest first. A start's first step, one of `firsts`, is not looked at: what
     is made once is made there."""
@@ -72,7 +72,7 @@ def find(
 
 def of_run(folder: Path, plan: Plan, hosts: Sequence[str], earlier: Sequence[Attempt]) -> tuple[Straggler, ...]:
     """Those of all steps of a run, in whichever start they were trained."""
-    turns = [Turn(*one) for one in rundir.read_busy(folder)]
+    turns = [StepTimes(*one) for one in rundir.read_busy(folder)]
     return find(plan, turns, hosts, {0, *(one.resumed_from for one in earlier)})
 
 
@@ -83,7 +83,7 @@ def _peers(plan: Plan, rank: int) -> list[int]:
     return [one for one in others if coordinates(plan.layout, one)["pp"] == stage]
 
 
-def _slow(rank: int, peers: Sequence[int], turns: Sequence[Turn], hosts: Sequence[str]) -> Straggler | None:
+def _slow(rank: int, peers: Sequence[int], turns: Sequence[StepTimes], hosts: Sequence[str]) -> Straggler | None:
     if not peers:
         return None
     others = [statistics.median(one.busy_s[peer] for peer in peers) for one in turns]
@@ -103,7 +103,7 @@ def _slow(rank: int, peers: Sequence[int], turns: Sequence[Turn], hosts: Sequenc
     )
 
 
-def _stalled(rank: int, usual: Sequence[float], turns: Sequence[Turn], hosts: Sequence[str]) -> Straggler | None:
+def _stalled(rank: int, usual: Sequence[float], turns: Sequence[StepTimes], hosts: Sequence[str]) -> Straggler | None:
     stalls = [one for one in turns if _is_stall(rank, usual, one)]
     if not stalls or len(stalls) > (1 - MOSTLY) * len(turns):
         return None
@@ -120,7 +120,7 @@ def _stalled(rank: int, usual: Sequence[float], turns: Sequence[Turn], hosts: Se
     )
 
 
-def _is_stall(rank: int, usual: Sequence[float], turn: Turn) -> bool:
+def _is_stall(rank: int, usual: Sequence[float], turn: StepTimes) -> bool:
     mine, own = turn.busy_s[rank], usual[rank]
     others = statistics.median(busy / usual[one] for one, busy in enumerate(turn.busy_s) if one != rank)
     return mine >= STALL * own and mine >= own + STALL_S and mine / own >= STALL_BEYOND_OTHERS * others

@@ -80,7 +80,7 @@ def supervise(
     meet_s: float,
     look: Callable[[], object] = lambda: None,
     follow: Sequence[Followed] = (),
-    watch: hangs.Watch | None = None,
+    watch: hangs.HangWatch | None = None,
 ) -> Ending:
     """Wait for every agent; when one fails, a signal comes, the ranks do not meet within `meet_s` or `watch` finds that
     they hang, end them all.
@@ -188,10 +188,10 @@ def received_signals() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def hang_up(signals: list[int], stream: int) -> Iterator[None]:
-    """Append SIGHUP to `signals` when nobody reads any more what is written to `stream`: over ssh without a terminal,
-    that is all that a process is told of the end of whoever started it. A file or a device has no reader to lose."""
+    """Append SIGHUP to `signals` when the reader of `stream` is gone: over ssh without a terminal, that is the only
+    sign that the caller has ended. A file or a device has no reader to lose."""
     poll = select.poll()
-    poll.register(stream, 0)  # a lost reader is told unasked
+    poll.register(stream, 0)  # poll reports a lost reader without being asked for any event
 
     def lost() -> bool:
         found = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
@@ -204,7 +204,7 @@ def hang_up(signals: list[int], stream: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def meanwhile(work: Callable[[], object], every_s: float) -> Iterator[None]:
-    """Do `work` every so often while inside, in a thread, until it gives something."""
+    """Call `work` periodically in a thread, while inside, until it returns a value."""
     ended = threading.Event()
 
     def repeat() -> None:
@@ -287,7 +287,7 @@ class LogFollower:
             with reading.opened(path) as file:
                 file.seek(offset)
                 fresh = file.read(reading.LINE_BYTES)
-        except OSError:  # somebody deleted the run folder
+        except OSError:  # the run folder was deleted
             return
         *lines, rest_now = (rest + fresh).split(b"\n")
         more = final and len(fresh) == reading.LINE_BYTES

@@ -1,1 +1,1 @@
-"""What runs on every rank. Only here may torch, accelerate, deepspeed or transformers be imported."""
+"""The code of every rank. Only here may torch, accelerate, deepspeed or transformers be imported."""

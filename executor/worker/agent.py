@@ -29,7 +29,10 @@ def main(arguments: list[str]) -> int:
     # A scheduler may send it to every process: ranks answer it with a checkpoint. A handler, since what is ignored
     # would stay ignored in the ranks.
     signal.signal(signal.SIGUSR1, lambda *_: None)
-    _take_hostname(os.environ.get("MESHWRIGHT_HOSTNAME"))
+    # A host name for this process tree alone; without the right to take it, the tree keeps the machine's.
+    name = os.environ.get("MESHWRIGHT_HOSTNAME")
+    if name and ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUTS) == 0:
+        socket.sethostname(name)
 
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -87,15 +90,9 @@ def _die_with_supervisor() -> None:
         sys.exit(128 + signal.SIGTERM)
 
 
-def _take_hostname(name: str | None) -> None:
-    """Give this process tree a host name of its own. Without the right to do so, it keeps the machine's."""
-    if name and ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUTS) == 0:
-        socket.sethostname(name)
-
-
 def _write(folder: str, record: dict[str, Any]) -> None:
-    # Beside what ranks say of themselves: their last words in failed/, which executor.watch.failures reads, and how far
-    # they have come in states/, which executor.watch.rollcall reads.
+    # Beside the ranks' own reports: of their end in failed/, which executor.watch.failures reads, and of joining in
+    # states/, which executor.watch.rollcall reads.
     target = Path(os.environ["MESHWRIGHT_RUN_DIR"]) / folder / f"node-{os.environ['MESHWRIGHT_NODE']}.json"
     target.parent.mkdir(exist_ok=True)
     temporary = target.with_suffix(".tmp")

@@ -10,7 +10,7 @@ import os
 
 import torch.distributed as dist
 
-from executor.worker.engines.base import Engine
+from executor.worker.engines.base import RankEngine
 from executor.worker.model.model import Unfilled, build_optimizer, unfilled_model
 from executor.worker.model.values import zeros
 from planner.basics.errors import PlannerError
@@ -24,7 +24,7 @@ def start(plan: Plan) -> None:
 
 
 def environment(plan: Plan, rank: int) -> dict[str, str]:
-    """What frameworks read of the rank that this process is."""
+    """The variables from which frameworks read this process's rank."""
     local = rank % plan.cluster.gpus_per_node
     return {"RANK": str(rank), "WORLD_SIZE": str(plan.layout.world_size), "LOCAL_RANK": str(local)}
 
@@ -41,8 +41,8 @@ def started() -> bool:
     return dist.is_initialized() and dist.get_backend() == "fake"
 
 
-def prepare_with_zeros(engine: Engine) -> None:
-    """Give a rank its shards with zeros in them: for models whose every weight nobody wants to draw."""
+def prepare_with_zeros(engine: RankEngine) -> None:
+    """Give a rank its shards with zeros in them: for models too large to initialise."""
     plan = engine.plan
     if plan.job.base_quantization is not None:
         rule, fix = "4-bit weights are made of numbers, and this model is built without", "Use method=lora"

@@ -1,4 +1,4 @@
-"""What an exported folder answers to a prompt: a model, or adapters beside their base, with its own tokenizer.
+"""Generates text with an exported folder: a model, or adapters with their base, and its own tokenizer.
 
 A process of its own, started by `executor generate`, which has checked the folder; it prints one line of JSON. Not
 here: serving, or batches of prompts.

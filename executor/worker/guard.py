@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 
 from executor.folder import alive, badloss, checkpoints
-from executor.folder.badloss import NOT_FINITE, Bad, History, Policy
+from executor.folder.badloss import NOT_FINITE, Bad, BadLossPolicy, History
 from executor.folder.checkpoints import Complete
 from executor.folder.steplines import ROLLED_BACK
 from executor.worker.checkpoints import fetching, shards
 from executor.worker.checkpoints.checkpointing import Checkpointing
 from executor.worker.checkpoints.progress import Reporter
-from executor.worker.engines.base import Engine, NotFinite
+from executor.worker.engines.base import NotFinite, RankEngine
 from executor.worker.world import words
 from planner.basics.errors import PlannerError
 from planner.spec.record import BadStep
@@ -42,16 +42,23 @@ class Guard:
     `first` steps of the run were done then."""
 
     def __init__(
-        self, engine: Engine, run: Path, policy: Policy, reporter: Reporter, *, first: int = 0, updates: int = 0
+        self,
+        engine: RankEngine,
+        run: Path,
+        policy: BadLossPolicy,
+        reporter: Reporter,
+        *,
+        first: int = 0,
+        updates: int = 0,
     ) -> None:
         self._engine, self._run, self._policy, self._reporter = engine, run, policy, reporter
         self.updates = updates
         self._remember(self._told() if first else History())  # whatever the policy is now, batches were left out
 
     def _told(self) -> History:
-        """What rank 0 reads of the run so far."""
-        told = badloss.history(self._run, self._policy.window) if self._reporter.speaks else None
-        found: History = words.of_rank_0(told, History)
+        """The policy's state from the run so far, as rank 0 reads it."""
+        history = badloss.history(self._run, self._policy.window) if self._reporter.speaks else None
+        found: History = words.of_rank_0(history, History)
         return found
 
     def _remember(self, before: History) -> None:
@@ -92,12 +99,12 @@ class Guard:
         return norm, bad
 
     def _agree(self, bad: Bad | None) -> None:
-        """Refuse to go on where some ranks took the step and others did not: they train different weights then."""
+        """Refuse to continue where some ranks took the step and others did not: their weights differ."""
         count, ranks = torch.tensor([float(bad is not None)], device=self._engine.device), dist.get_world_size()
         dist.all_reduce(count)
         if 0 < count.item() < ranks:
             rule = f"{count.item():.0f} of {ranks} ranks did not take this step, and their weights differ now"
-            raise PlannerError("grad_norm", bad and bad.value, rule, "Go on with executor resume", exit_code=FAILED)
+            raise PlannerError("grad_norm", bad and bad.value, rule, "Continue with executor resume", exit_code=FAILED)
 
     def good(self, loss: float) -> None:
         """A step of this loss was taken."""
@@ -105,15 +112,15 @@ class Guard:
         self._skips = 0
 
     def passed(self, step: int, bad: Bad, made: BadStep, saving: Checkpointing) -> int:
-        """Do what the policy says of a step that was not taken, of which `made` has the figures; how many steps of the
-        run are done then."""
+        """Apply the policy to a step that was not taken, whose figures are in `made`; returns the number of steps
+        done."""
         if self._policy.action == "rollback":
             return self._go_back(step, bad, made, saving)
         if self._policy.action == "stop":
             raise Refused(bad.field, bad.value, _not_applied(step, bad), ADVICE, exit_code=FAILED)
         self._skips += 1
         if self._skips > self._policy.max_skips:
-            rule = f"{_not_applied(step, bad)}, as none of the {self._policy.max_skips} before it"
+            rule = f"{_not_applied(step, bad)}, like the {self._policy.max_skips} before it"
             fix = "Lower --lr, or look at the data; --max-skips allows more"
             raise Refused(bad.field, bad.value, rule, fix, exit_code=FAILED)
         self._reporter.passed(msgspec.structs.replace(made, step=step + 1, action=badloss.SKIPPED))
@@ -129,7 +136,7 @@ class Guard:
             raise Refused(bad.field, bad.value, rule, fix, exit_code=FAILED)
         if self._back_to is not None and found.step <= self._back_to:
             rule = f"{_not_applied(step, bad)}: going back to step {self._back_to} has not helped"
-            fix = f"Lower --lr, look at the data, or remove {folder.name} and go on from an older one"
+            fix = f"Lower --lr, look at the data, or remove {folder.name} and resume from an older one"
             raise Refused(bad.field, bad.value, rule, fix, exit_code=FAILED)
         source = fetching.agreed(self._run, folder, self._engine.world()[0])
         shards.restore(self._engine, fetching.fetched(source, self._engine), found.optimizer_step)
@@ -151,8 +158,8 @@ class Guard:
         """The newest whole checkpoint, as rank 0 sees it."""
         folder = checkpoints.newest(self._run)[0] if self._reporter.speaks else None
         found = None if folder is None else checkpoints.complete(folder)
-        told: tuple[str | None, Complete | None] = words.of_rank_0((folder, found), tuple[str | None, Complete | None])
-        return None if told[0] is None else Path(told[0]), told[1]
+        last: tuple[str | None, Complete | None] = words.of_rank_0((folder, found), tuple[str | None, Complete | None])
+        return None if last[0] is None else Path(last[0]), last[1]
 
 
 def _not_applied(step: int, bad: Bad) -> str:

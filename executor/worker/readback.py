@@ -30,7 +30,7 @@ def accelerate_values(path: str) -> dict[str, Any]:
     from accelerate.utils.launch import prepare_multi_gpu_env
 
     for name in [name for name in os.environ if name.startswith(PREFIXES)]:
-        del os.environ[name]  # what our own shell exports is not what the file says
+        del os.environ[name]  # exports of the caller's shell are no part of the file
     before = dict(os.environ)
     parser = launch_command_parser()
     options = parser.parse_args(["--config_file", path, "train.py"])
@@ -95,7 +95,7 @@ MISSING = 3
 
 
 def missing_names(framework: str, folder: Path = ENGINES) -> list[str]:
-    """What the engines of a framework (`folder`/FRAMEWORK*.py) import from it that this release does not have."""
+    """Names that the engines of a framework (`folder`/FRAMEWORK*.py) import and that this release lacks."""
     found = []
     for path in sorted(folder.glob(f"{framework}*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -39,9 +39,9 @@ OPERATIONS = "deepspeed.ops"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script; what ends it badly is written down and goes on to Python, which prints it."""
+    """Run the script; an exception is recorded and re-raised, so that Python prints it."""
     folder, script, *rest = sys.argv[1:] if arguments is None else arguments
-    watch = Watch(Path(folder), script)
+    watch = FirstStepCheck(Path(folder), script)
     sys.argv = [script, *rest]
     sys.path[0] = str(Path(script).parent)  # where Python looks first when it runs a script itself
     with lastwords.recorded(Path(folder)):
@@ -59,16 +59,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _on_a_cpu(engine: str) -> None:
     """Let the frameworks that the script imports do what they do on GPUs, and say so: by themselves they would not."""
     after_import(OPERATIONS, cpu.leave_shared_memory_collective_out)
-    if launched(engine).told_of_gpus:
+    if launched(engine).forced_to_gpus:
         after_import(STATE, cpu.let_accelerate_take_a_gpus_path)
         if os.environ.get("RANK", "0") == "0":
             print(
-                f"note: on CPU Accelerate wraps every model in DDP; it is told to take a GPU's path for {engine}",
+                f"note: on CPU Accelerate wraps every model in DDP; it takes the GPU path for {engine} here",
                 flush=True,
             )
 
 
-class Watch:
+class FirstStepCheck:
     """Looks once, at the first step of any optimizer of torch's kind."""
 
     def __init__(self, folder: Path, script: str) -> None:
@@ -94,7 +94,7 @@ class Watch:
         if not self.stepped:
             self._write(live())
 
-    def _write(self, found: contract.Live) -> None:
+    def _write(self, found: contract.WrappedScript) -> None:
         # By the launcher's number: a script that trains alone takes every rank for the first.
         rank = int(os.environ.get("RANK", "0"))
         record = msgspec.structs.asdict(found) | {

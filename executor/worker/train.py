@@ -29,9 +29,9 @@ from executor.worker.checkpoints import fetching, shards
 from executor.worker.checkpoints.checkpointing import Checkpointing
 from executor.worker.checkpoints.progress import Reporter, StepMetrics, memory_in_use, shown
 from executor.worker.data.data import micro_batches, open_rows, order_of, validation_batches
-from executor.worker.data.rows import Rows
+from executor.worker.data.rows import TrainingRows
 from executor.worker.engines import start_engine
-from executor.worker.engines.base import Engine, target_tokens
+from executor.worker.engines.base import RankEngine, target_tokens
 from executor.worker.guard import Guard
 from executor.worker.mesh import check_mesh, check_world, write_mesh
 from executor.worker.meter.meter import Meter, Unmetered
@@ -127,8 +127,8 @@ def run(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def _restored(engine: Engine, source: fetching.Source) -> Complete:
-    """Load a checkpoint into a prepared engine; what it says of the run."""
+def _restored(engine: RankEngine, source: fetching.CheckpointSource) -> Complete:
+    """Load a checkpoint into a prepared engine; returns its COMPLETE."""
     alive.say(alive.RESTORE)
     shards.restore(engine, fetching.fetched(source, engine), source.found.optimizer_step)
     return source.found
@@ -140,8 +140,8 @@ class _Training:
     def __init__(
         self,
         plan: Plan,
-        engine: Engine,
-        rows: tuple[Rows, Rows | None],
+        engine: RankEngine,
+        rows: tuple[TrainingRows, TrainingRows | None],
         meter: Any,
         profiling: Profiling,
         reporter: Reporter,
@@ -155,7 +155,7 @@ class _Training:
         self._saving, self._guard, self._data_rank = saving, guard, data_parallel_rank
         self._rows, self._validation = rows
         self._order, self.wire = order_of(plan, self._rows), WireCounter()
-        self._turn = waits.Turn(engine.device)
+        self._turn = waits.BusyClock(engine.device)
 
     def run(self, first: int) -> None:
         """Every step of the run after `first`."""
@@ -178,7 +178,7 @@ class _Training:
 
     def _step(self, step: int, count: int) -> int:
         """Take a step, the `count`-th of this start of the run, or not; how many steps are done then."""
-        self._turn = waits.Turn(self._engine.device)
+        self._turn = waits.BusyClock(self._engine.device)
         layout, recipe, batch = self._plan.layout, self._plan.job.recipe, self._guard.batch_of(step)
         batches = micro_batches(self._rows, self._order, layout, self._data_rank, batch)
         # What the loss is the mean of. Every rank knows all rows, so none has to ask the others.
@@ -193,7 +193,8 @@ class _Training:
                 loss = self._mean(loss_sum, step, targets) if self._guard.looks_first else None
                 with meter.phase("optimizer"):
                     norm, bad = self._guard.step(rate, loss)
-                _finish_device_work(self._engine.device)
+                if self._engine.device.type == "cuda":
+                    torch.cuda.synchronize(self._engine.device)
             seconds = time.perf_counter() - begin
         if bad is not None:
             made = badloss.line(batch, step, bad, loss, norm, seconds)
@@ -216,7 +217,7 @@ class _Training:
             memory_bytes=memory_in_use(),
             busy_s=shown(self._saving.busy_s, step),
         )
-        if not math.isfinite(loss) and not fake_world.started():  # what nobody sent is no number
+        if not math.isfinite(loss) and not fake_world.started():  # a fake world sends no loss
             raise PlannerError(
                 "loss", loss, f"is not finite at step {step + 1}", "Lower --lr or warm up longer", exit_code=5
             )
@@ -230,7 +231,7 @@ class _Training:
         return float(self._saving.summed(loss_sum, step + 1, self._turn.busy_s())) / (targets * layout.tp * layout.pp)
 
     def _validate(self, done: int) -> None:
-        """Log the mean loss over all target tokens of the validation data, where that is due after so many steps."""
+        """Log the mean loss over all target tokens of the validation data, where that is due after `done` steps."""
         layout, recipe, engine = self._plan.layout, self._plan.job.recipe, self._engine
         due = done == recipe.steps or (recipe.eval_every > 0 and done % recipe.eval_every == 0)
         if self._validation is None or not done or not due:
@@ -248,7 +249,7 @@ class _Training:
         self.wire.begin()
 
 
-def _widths(plan: Plan, rows: Rows, data_parallel_rank: int, step: int) -> tuple[int, ...]:
+def _widths(plan: Plan, rows: TrainingRows, data_parallel_rank: int, step: int) -> tuple[int, ...]:
     """Tokens of a row, padding included, in each of a step's micro-batches on this rank."""
     batches = micro_batches(rows, order_of(plan, rows), plan.layout, data_parallel_rank, step)
     return tuple(batch.inputs.shape[1] for batch in batches)
@@ -270,11 +271,6 @@ def _choose_device(plan: Plan) -> None:
         torch.cuda.set_device(local_rank)
 
 
-def _finish_device_work(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def _refuse(folder: Path, error: PlannerError, *, out_of_memory: bool = False) -> int:
     lastwords.write(folder, error, out_of_memory=out_of_memory)
     print(f"{socket.gethostname()} rank {os.environ.get('RANK', '0')}: {error.sentence}", file=sys.stderr, flush=True)
@@ -289,11 +285,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--fake-world", action="store_true", help="be rank 0 of a world that only pretends the others")
     parser.add_argument("--build-on-meta", action="store_true", help="in a fake world: zeros in place of numbers")
     parser.add_argument("--checkpoint-every", metavar="STEPS|TIME|signal", help="write checkpoints: 20, 10m, signal")
-    parser.add_argument("--keep-last", type=int, metavar="K", help="keep so many checkpoints (default: 2)")
+    parser.add_argument("--keep-last", type=int, metavar="K", help="keep N checkpoints (default: 2)")
     parser.add_argument("--keep-every", type=int, metavar="N", help="keep those of steps that N divides, too")
     parser.add_argument("--on-bad-loss", choices=badloss.ACTIONS, help="what a bad loss does to the run")
     parser.add_argument("--loss-spike", type=float, metavar="DEVIATIONS", help="from where on a loss explodes")
-    parser.add_argument("--spike-window", type=int, metavar="STEPS", help="over so many steps before it")
+    parser.add_argument("--spike-window", type=int, metavar="STEPS", help="over N steps before it")
     parser.add_argument("--max-skips", type=int, metavar="N", help="skip no more steps in a row")
     parser.add_argument("--resume", type=Path, metavar="STEP_FOLDER", help="go on from this checkpoint")
     parser.add_argument("--profile", type=int, metavar="STEP", help="record this step, or the next steady one")

@@ -83,6 +83,8 @@ def question(given: Given) -> Question:
     model = model_of(given, folders)
     named = given.get("calibration")
     job, notes = by_data(_job(given, model), model.vocab)
+    if _is_of_checkpoint(given):
+        notes = (f"the model is the checkpoint's, {Path(given['checkpoint']) / 'config.json'}", *notes)
     cluster = cluster_of(given, folders)
     return Question(
         model=model,
@@ -112,8 +114,8 @@ def resizable(given: Given) -> Callable[[int | None], Question]:
 
 
 def model_of(given: Given, folders: Folders) -> ModelSpec:
-    """A preset, a config.json or its folder, or sizes."""
-    name = given.get("model")
+    """A preset, a config.json or its folder, sizes, or the checkpoint's own model."""
+    name = given["checkpoint"] if _is_of_checkpoint(given) else given.get("model")
     sizes = [option.name for option in of_part("model") if given.get(option.name) is not None]
     if name is None and sizes:
         return _model_of_sizes(given)
@@ -136,6 +138,17 @@ def model_of(given: Given, folders: Folders) -> ModelSpec:
 
         return read_config(name)
     return presets.model(name, folders=folders)
+
+
+def _is_of_checkpoint(given: Given) -> bool:
+    """Whether the model is left to the checkpoint. PlannerError where that is adapters alone."""
+    checkpoint = value("checkpoint", given)
+    if checkpoint is None or not (folder := Path(checkpoint)).is_dir():
+        return False
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        fix = "Merge them into their model first"
+        raise PlannerError("checkpoint", checkpoint, "holds adapters alone, no model", fix)
+    return all(given.get(name) is None for name in ("model", *(option.name for option in of_part("model"))))
 
 
 def _model_of_sizes(given: Given) -> ModelSpec:

@@ -15,7 +15,7 @@ import msgspec
 
 from planner.ask.bounds import Uncounted
 from planner.ask.fits import kept_free, usable_bytes
-from planner.basics.errors import PlannerError, did_you_mean
+from planner.basics.errors import PlannerError
 from planner.inventory import default_lora, unit_weights
 from planner.inventory.compute import check_kernels
 from planner.inventory.units import repeats
@@ -23,7 +23,7 @@ from planner.parallelism.case import Case
 from planner.parallelism.rules import ON_HOST, divisors, nearest
 from planner.spec import Cluster, Layout, ModelSpec, Quantization, Runtime, TrainingJob, presets
 from planner.spec.calibration import Calibration, Coefficients
-from planner.spec.engines import ENGINES
+from planner.spec.engines import ENGINES, is_engine, unknown_engine
 from planner.spec.job import Method
 from planner.spec.layout import STRATEGIES, Strategy
 from planner.spec.options import ENGINE_SWITCHES, OF_AXIS, TABLE, reads
@@ -142,9 +142,8 @@ def checked_runtime(name: str, folders: Folders = ()) -> Runtime:
     """A runtime by name, or an engine's usual one by the engine's; refuses one whose engine or kernels this version
     does not know."""
     runtime = presets.runtime(ENGINES[name].runtime if name in ENGINES else name, folders=folders)
-    if runtime.engine not in ENGINES:
-        known = did_you_mean(runtime.engine, ENGINES)
-        raise PlannerError(f"runtime {name}: engine", runtime.engine, "is not an engine known here", known)
+    if not is_engine(runtime.engine):
+        raise unknown_engine(f"runtime {name}: engine", runtime.engine)
     check_kernels(runtime.kernels, runtime.parts)
     return runtime
 

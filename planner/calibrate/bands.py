@@ -1,7 +1,7 @@
 """How far a prediction may be trusted: factors between which nine left-out measurements of ten lie, by runtime.
 
 Taken from residuals of calibrations that never saw the measurement (holdout.py). Not here: these calibrations, or how
-many measurements such bands hold (coverage.py).
+many measurements such bands hold (tests/truth/published/coverage.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ was proven. Not here: the fits, or how the answer is printed (views/calibrate.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from planner.calibrate import bands as banding
 from planner.calibrate import fit, holdout, kept
 from planner.calibrate.asked import Asked, Reader, each
 from planner.calibrate.compute import Timer
-from planner.calibrate.coverage import Coverage, coverage
 from planner.calibrate.fit import Group
 from planner.calibrate.ground import link_fits, with_probes, without_probes
 from planner.calibrate.holdout import Residual
@@ -58,13 +57,19 @@ class OfSource(msgspec.Struct, frozen=True, kw_only=True):
     left_gpu: Errors
 
 
+class LeftOut(msgspec.Struct, frozen=True):
+    """What was fitted, its residuals with their model or source left out, and how some measurements are fitted alike:
+    what judges bands and fits without a source."""
+
+    samples: tuple[Sample, ...]
+    by_model: tuple[Residual, ...]
+    by_source: tuple[Residual, ...]
+    fitted: holdout.Fitted
+
+
 class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     """The answer: the calibration, errors by group and by source, what could not be used, what kept its default and
-    why.
-
-    `without` is by source the calibration, bands included, that all other sources give, `without_model` the same by
-    model, `coverage` how many left-out measurements such bands hold.
-    """
+    why."""
 
     calibration: Calibration
     lines: tuple[Line, ...]
@@ -74,9 +79,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     unused: dict[str, int]
     kept: tuple[str, ...]
     probes: int = 0
-    without: dict[str, Calibration] = {}
-    without_model: dict[str, Calibration] = {}
-    coverage: tuple[Coverage, ...] = ()
+    left_out: LeftOut
 
 
 def calibrate(paths: Sequence[str | Path], base: Calibration, name: str, read: Reader = each) -> Calibrated:
@@ -147,10 +150,6 @@ def of_samples(
     made = fits.calibration(samples, name, frozenset(dropped))
     made = msgspec.structs.replace(made, bands=tuple(banding.bands(by_model, by_source)))
     after = holdout.residuals(samples, made, timer)
-    without, without_model = (
-        {left: _without(of, left, samples, by_model, by_source, fitted) for left in {of(one) for one in samples}}
-        for of in (holdout.by_source, lambda one: one.model)
-    )
     return Calibrated(
         calibration=made,
         lines=tuple(_lines(samples, before, after, by_model, by_source, by_gpu)),
@@ -159,24 +158,8 @@ def of_samples(
         collectives=collectives,
         unused=unused or {},
         kept=tuple(dropped.values()),
-        without=without,
-        without_model=without_model,
-        coverage=coverage(by_model, by_source, made, without),
+        left_out=LeftOut(tuple(samples), tuple(by_model), tuple(by_source), fitted),
     )
-
-
-def _without(
-    of: Callable[[Sample], str],
-    left: str,
-    samples: Sequence[Sample],
-    by_model: Sequence[Residual],
-    by_source: Sequence[Residual],
-    fitted: holdout.Fitted,
-) -> Calibration:
-    """The calibration that all measurements give but those of one source or model, with bands of their residuals."""
-    made = fitted([one for one in samples if of(one) != left])
-    inside, outside = ([one for one in some if of(one.sample) != left] for some in (by_model, by_source))
-    return msgspec.structs.replace(made, bands=tuple(banding.bands(inside, outside)))
 
 
 # -- errors --------------------------------------------------------------------------------------------------------

@@ -209,7 +209,9 @@ def list_backends(as_json: bool) -> int:
     import msgspec
 
     from planner.decide import capabilities
+    from planner.spec.engines import find_packaged
 
+    find_packaged()
     found = capabilities.capabilities()
     answer = {"schema": capabilities.SCHEMA, "engines": found}
     say(msgspec.json.encode(answer) if as_json else capabilities.as_text(found))

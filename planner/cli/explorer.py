@@ -10,13 +10,15 @@ from importlib import import_module
 from typing import Any
 
 from planner.basics.errors import PlannerError
+from planner.spec.engines import find_packaged
 
 Explorer = Callable[[Mapping[str, Any], bool], int]
 """Given options, and whether to print JSON instead of drawing -> exit code."""
 
 
 def find_explorer() -> Explorer:
-    """The function that draws it (PlannerError where what it draws with is not installed)."""
+    """The function that draws it (PlannerError where what it draws with is not installed). It offers every engine."""
+    find_packaged()
     try:
         found: Explorer = import_module("tui.entry").explore
     except ModuleNotFoundError as error:

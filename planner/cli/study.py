@@ -13,7 +13,7 @@ import click
 from planner.basics.quantities import length, real, share, whole
 from planner.basics.saying import say
 from planner.basics.waiting import searching
-from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, Asking
+from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, Asking, tell
 from planner.decide.answers import Constraints
 from planner.spec.options import DEFAULT_SEQ_STEP
 from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES
@@ -50,6 +50,7 @@ def fit(
             constraints=Constraints(any_runtime=bool(any_runtime)),
         )
     say(fits.as_json(found) if as_json else fit_text(found))
+    tell(question.notes)
     missing = [one for one in found.found if one.value is None and not one.interrupted]
     for told, some in (
         ("nothing fits", [one.quantity for one in missing if not one.refused]),
@@ -107,6 +108,7 @@ def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: A
         limits = Constraints(any_runtime=bool(any_runtime), offload=False)
         found = sweeps.sweep(resize, sizes, DEFAULT_WORTH if least is None else least, limits)
     say(sweeps.as_json(found) if as_json else sweep_text(found))
+    tell(found.question.notes)
     if all(point.best is None for point in found.points):
         say("error: nothing fits and launches at any of these sizes.", err=True)
         return NOTHING_FITS
@@ -167,6 +169,7 @@ def cost(any_runtime: bool | None, as_json: bool, **given: Any) -> int:
     with searching() as waiting:
         found = costs.cost(question, length, rates, Constraints(any_runtime=bool(any_runtime)))
     say(costs.as_json(found) if as_json else cost_text(found))
+    tell(question.notes)
     return waiting.code(0)
 
 

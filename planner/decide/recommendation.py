@@ -28,6 +28,7 @@ from planner.engines import engine_of
 from planner.parallelism.rules import check
 from planner.parallelism.technique_rules import STRAY
 from planner.spec import Layout
+from planner.spec.engines import find_packaged
 from planner.spec.job import Method
 from planner.spec.layout import strategy_name
 from planner.spec.tuning import tuned
@@ -178,6 +179,8 @@ def _whole(question: Question) -> bool:
 
 def engines_within(question: Question, constraints: Constraints) -> tuple[str, ...]:
     """Engines to look at; refuses when there is none."""
+    if constraints.any_runtime:
+        find_packaged()
     if constraints.any_runtime or (not question.launching and question.pins.runtime is not None):
         return proposed(question)
     engines = launchable_engines(question, constraints.backend)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from planner.engines.base import Engine
+from planner.spec.engines import PACKAGED
+
+if TYPE_CHECKING:
+    from planner.engines.base import Engine
 
 
 @cache
 def engine_of(name: str) -> Engine:
-    """The engine of that name: its module is the engine."""
-    return cast(Engine, import_module(f"planner.engines.{name.replace('-', '_')}"))
+    """The engine of that name."""
+    place = PACKAGED[name].code if name in PACKAGED else f"planner.engines.{name.replace('-', '_')}:ENGINE"
+    module, _, attribute = place.partition(":")
+    return cast("Engine", getattr(import_module(module), attribute))

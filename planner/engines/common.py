@@ -1,5 +1,4 @@
-"""What several engines share: how a precision reaches the model code, what PyTorch's optimizers hold in a step, and
-the collectives of the techniques that split activations.
+"""What several engines share: formats of the model's code, what PyTorch's optimizers hold, activations' collectives.
 
 Not here: anything that only one engine does, or what sharding the states sends (each engine's own).
 """
@@ -12,12 +11,11 @@ from typing import Any
 from planner.basics.arith import Number, is_column, maximum, where
 from planner.basics.units import BYTES
 from planner.engines import engine_of
-from planner.engines.base import Call
-from planner.inventory import Compute, Weight, losses, narrow, optimizers, unit_weights
+from planner.inventory import Compute, Weight, devices, losses, narrow, optimizers, unit_weights
 from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
 from planner.inventory.scores import has_scores
 from planner.parallelism import context, expert, pipeline, tensor
-from planner.parallelism.base import ideal_call, merged
+from planner.parallelism.base import Call, ideal_call, merged
 from planner.parallelism.case import LAYERS, UNITS, Case, once_a_unit
 from planner.parallelism.recompute import regathers
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes
@@ -52,6 +50,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
     scores, micro = has_scores(case.model, parts, on_cpu=on_cpu), layout.micro_batch_size
     return {
         "on_cpu": on_cpu,
+        "fuses_conversion": devices.fuses_conversion(case.job.precision, on_cpu=on_cpu),
         "recompute": "attention" if "core_attn" in layout.recompute_modules else layout.recompute,
         "modules": layout.recompute_modules,
         "kernels": parts,
@@ -213,20 +212,16 @@ def optimizer_temporaries(case: Case, element_bytes: float, *, sharded: bool) ->
     return optimizers.temporaries(case.job.optimizer, units, element_bytes, implementation(case))
 
 
-DTENSORS = ("fsdp2", "transformers-tp", "torchtitan")
-"""Engines whose weights are torch's DTensors, for which torch 2.13 has no fused SGD (aten._fused_sgd_ has no sharding
-strategy in distributed/tensor/_ops)."""
-
-
 def implementation(case: Case) -> Step:
     """How the optimizer steps. The trainer builds it so, and memory and time count it so.
 
-    On the host it is torch's fused kernel (docs/decisions/0015-fused-step-on-the-host.md), but for SGD of DTensors.
+    On the host it is torch's fused kernel (docs/decisions/0015-fused-step-on-the-host.md), but for SGD of DTensors, of
+    which torch 2.13 has none (aten._fused_sgd_ has no sharding strategy in distributed/tensor/_ops).
     Left open it is the loop on CPU processes, and on GPUs the runtime's own.
     """
     chosen = case.job.optimizer
     if case.layout.offload_optimizer and chosen.name in optimizers.STEPPED_BY_TORCH:
-        return "for-loop" if chosen.name == "sgd" and case.layout.engine in DTENSORS else "fused"
+        return "for-loop" if chosen.name == "sgd" and engine_of(case.layout.engine).dtensors else "fused"
     if chosen.implementation is not None:
         return chosen.implementation
     if case.cluster.gpu.kind == "cpu":
@@ -237,7 +232,7 @@ def implementation(case: Case) -> Step:
 def step_name(case: Case) -> str:
     """The optimizer, and how it steps where that is torch's: "adamw, fused"."""
     name = case.job.optimizer.name
-    torchs = name in optimizers.STEPPED_BY_TORCH and case.layout.engine not in ("megatron", "nanotron")
+    torchs = name in optimizers.STEPPED_BY_TORCH and not engine_of(case.layout.engine).own_step
     return f"{name}, {implementation(case)}" if torchs else name
 
 

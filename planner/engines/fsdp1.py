@@ -21,43 +21,12 @@ from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder, Pools
 from planner.engines.common import MIXED, optimizer_temporaries, packed, padded, trained_states
 from planner.engines.common import stored_weight_bytes as stored_bytes
-from planner.engines.fsdp2 import compute as compute  # MixedPrecision casts to its parameter dtype
 from planner.engines.fsdp2_units import Units
 from planner.inventory import Moment, Weight
 from planner.inventory.forms import nf4_state_bytes
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 from planner.parallelism.zero import sharded_bytes
-
-name = "fsdp1"
-rules: tuple[Rule, ...] = (
-    *splits_only(name),
-    *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),
-    fsdp2.STAGE,
-    *COMMON,
-    *JOB,
-    *fsdp2.ON_HOST,
-    Rule(
-        name="FSDP1 offloads shards",
-        field="offload_params",
-        holds=lambda case: (case.layout.dp_shard > 1) | (not case.layout.offload_params),
-        sentence=lambda case: "whole weights of NO_SHARD in host memory are not predicted",
-        fix=lambda case: "Use dp_shard >= 2, or offload_params=false",
-    ),
-    Rule(
-        name="FSDP1 adds up on the device",
-        field="sync_each_micro_batch",
-        # prepare_gradient_for_backward: a sum on the host and a new shard on the device cannot be added.
-        holds=lambda case: (
-            (case.layout.grad_accum == 1) | (not case.layout.offload_params) | (not case.layout.sync_each_micro_batch)
-        ),
-        sentence=lambda case: "offloaded gradients accumulate only under no_sync",
-        fix=lambda case: "Use sync_each_micro_batch=false, or grad_accum=1",
-    ),
-)
-
-
-# -- what a unit has -------------------------------------------------------------------------------------------------
 
 
 def own_units(case: Case) -> bool:
@@ -101,11 +70,6 @@ def gathered(case: Case, unit: str) -> Number:
     return where(case.layout.dp_shard > 1, fsdp2.gathered(case, unit), cast)
 
 
-def _units(case: Case) -> Units:
-    units = fsdp2.units_of(case, partial(flat_gradient, case))
-    return msgspec.structs.replace(units, gathered={unit: gathered(case, unit) for unit in UNITS})
-
-
 def _root(units: Units) -> Number:
     return units.gathered["embed"] + units.gathered["tail"]
 
@@ -120,118 +84,8 @@ def scales(case: Case) -> Number:
     return sum(times * nf4_state_bytes(weight.elements, form.double) for times, weight in coded) + 0.0
 
 
-# -- what is held ----------------------------------------------------------------------------------------------------
-
-
-def resident(case: Case) -> Held:
-    """What stays between steps: the shards and moments, or the scales alone where those are offloaded."""
-    stay = fsdp2.resident(case)
-    return stay | {"params": stay["params"] + scales(case)} if fsdp2.offloads(case) else stay
-
-
-def host(case: Case) -> Held:
-    """Bytes of one rank in host memory by term, as stored; empty without offload."""
-    held = fsdp2.host(case)
-    return held | {"params": held["params"] - scales(case)} if held else held
-
-
-def filled(case: Case) -> Held:
-    """The shards, layers that stay gathered, and whole gradients of earlier micro-batches."""
-    return fsdp2.filled_with(case, resident(case), _units(case).all_gathered, partial(flat_gradient, case))
-
-
-def outside(case: Case) -> list[tuple[str, Held]]:
-    """Wrapping and the optimizer's step."""
-    return [("load", load(case)), ("optimizer", step(case))]
-
-
-def load(case: Case) -> Held:
-    """Every layer is a shard when the root is wrapped, last: its weights as they came beside the flat copy of them, of
-    which a shard is cut (FlatParamHandle). The rest of the model waits in host memory, never on the device."""
-    ends = [weight for unit in ("embed", "tail") for weight in case.units()[unit]]
-    root: Number = sum(weight.elements * stored_bytes(case, weight) for weight in ends)
-    beside = where(case.layout.dp_shard > 1, 2 * root, root) + 0.0
-    return {"params": resident(case)["params"], "temporaries": beside}
-
-
-def step(case: Case) -> Held:
-    """The shards with their gradients and moments; nothing but scales where they are on the host."""
-    if fsdp2.offloads(case):
-        return resident(case)
-    grads = sum(case.repeats(unit) * gradient_shard(case, unit) for unit in UNITS) + 0.0
-    made = optimizer_temporaries(case, trained_states(case).weight, sharded=True)
-    return resident(case) | {"grads": grads, "temporaries": made}
-
-
-def holder(case: Case) -> Holder:
-    """Shards, the root, the layer at work and in backward the one before it, and gradients whole or sharded.
-
-    Reduced gradients that are offloaded stay on the device beside their copy until backward is over
-    (_saved_grad_shard, prepare_gradient_for_optim).
-    """
-    units = _units(case)
-    root, stay = _root(units), resident(case)
-    keeps = not case.layout.reshard_after_forward
-    waits = fsdp2.holds_whole(case)
-    shards = {unit: gradient_shard(case, unit) for unit in UNITS}
-    whole = sum(case.repeats(unit) * units.scattered[unit] for unit in UNITS) + 0.0
-    all_shards = sum(case.repeats(unit) * shards[unit] for unit in UNITS) + 0.0
-    layers = units.up_to(units.layers - 1)
-    element = fsdp2.grad_element_bytes(case)
-    head = case.elements("tail", trainable=True) * element
-
-    def weights(moment: Moment, later: bool) -> Number:
-        own = units.gathered[moment.unit] if moment.unit in LAYERS else 0.0
-        if keeps:
-            # Under no_sync nothing is freed after backward either (_should_free_in_backward).
-            reached = units.up_to(moment.layer) if moment.unit in LAYERS else layers * (moment.unit != "embed")
-            still = waits if later or moment.phase == "backward" else False
-            return root + where(still, layers, reached)
-        if moment.phase == "forward" or moment.unit == "embed" or moment.layer == 0:
-            return root + own
-        return root + own + units.gathered[units.before(moment)]
-
-    def grads(moment: Moment, later: bool) -> Number:
-        if moment.phase == "forward" or moment.unit == "loss":
-            return where(waits, whole, all_shards) if later else 0.0
-        # The flat gradient is made when the last of a unit's gradients is there: the root's wait for the embedding's.
-        at_work = where(moment.begun, units.scattered[moment.unit], 0.0) if moment.unit in LAYERS else 0.0
-        at_work = at_work + (head if moment.unit != "tail" else 0.0)
-        if moment.unit not in LAYERS:
-            at_work = at_work + (moment.unit_grads + moment.in_flight) * element
-        done = case.done(moment, units.scattered | {"tail": 0.0})
-        done_shards = case.done(moment, shards | {"tail": 0.0})
-        if not later:
-            return where(waits, done, done_shards) + at_work
-        return where(waits, whole - done + done_shards + at_work, all_shards + at_work)
-
-    def held(moment: Moment, later: bool) -> Held:
-        return stay | {"gathered": weights(moment, later), "buckets": 0.0, "grads": grads(moment, later)}
-
-    return held
-
-
-# -- what the allocator keeps ----------------------------------------------------------------------------------------
-
 SMALL_BYTES = 2**20
 """Tensors up to this size never fill a hole between large ones (c10/cuda/CUDACachingAllocator.cpp, kSmallSize)."""
-
-
-def pools(case: Case) -> Pools:
-    """What each stream's tensors have for themselves: gathers are made on a stream of their own (_init_streams), and a
-    layer more than is in use waits there for the limiter's event (_FreeEventQueue: two; adapters' units take both).
-
-    What wrapping left is refilled by training's large tensors alone: small gradients and moments come beside it.
-    """
-    units = _units(case)
-    layer = units.gathered["layer" if units.layers > units.dense else "dense"]
-    root, ahead = _root(units), 1 if own_units(case) else 2
-    in_use = root + ahead * layer if case.layout.reshard_after_forward else units.all_gathered
-    own = in_use + layer if case.layout.reshard_after_forward else in_use
-    if fsdp2.offloads(case):  # shards are copied in on a third stream
-        copies = {unit: fsdp2.unit_weight_shards(case, unit) for unit in UNITS}
-        own = own + copies["embed"] + copies["tail"] + 2 * copies["layer" if units.layers > units.dense else "dense"]
-    return Pools(in_use, own, sum(load(case).values()) + _small(case))
 
 
 def _small(case: Case) -> Number:
@@ -246,46 +100,10 @@ def _small(case: Case) -> Number:
     return found
 
 
-# -- what is sent ----------------------------------------------------------------------------------------------------
-
-
-def collectives(case: Case) -> list[Call]:
-    """Of a flat parameter with any gradient all is reduced. The root is gathered once a micro-batch, and nothing is
-    there to compute meanwhile; under NO_SHARD gradients are reduced over all ranks alone."""
-    layout = case.layout
-    once = layout.grad_accum * 0 + 1
-    reductions = layout.grad_accum if layout.sync_each_micro_batch else once
-    # What SHARD_GRAD_OP leaves gathered is let go by the step's last backward alone under no_sync.
-    kept = not layout.reshard_after_forward and not layout.sync_each_micro_batch
-    rounds = once if kept else layout.grad_accum
-    calls: list[Call] = []
-    for unit in ("root", *(one for one in LAYERS if case.units()[one])):
-        in_layers, parts = unit in LAYERS, _joined(unit)
-        times: Number = case.repeats(unit) if in_layers else 1
-        apart: Number = _apart(case, parts)
-        send = partial(Call, unit=unit, overlappable=in_layers and case.has_streams)
-        count, weights = rounds * times * (1 + apart), rounds * times * sum(fsdp2.gathered(case, one) for one in parts)
-        calls.append(send("all_gather", "dp_shard", phase="forward", count=count, payload_bytes=weights))
-        if layout.reshard_after_forward and in_layers:
-            calls.append(send("all_gather", "dp_shard", phase="backward", count=count, payload_bytes=weights))
-        if any(_flat(case, one) for one in parts):
-            count = reductions * times * (apart if own_units(case) else 1)
-            grads = reductions * times * sum(flat_gradient(case, one) for one in parts)
-            calls.append(send("reduce_scatter", "dp_shard", phase="backward", count=count, payload_bytes=grads))
-            shards = grads / layout.dp_shard
-            calls.append(send("all_reduce", "dp_replicate", phase="backward", count=count, payload_bytes=shards))
-    return _between_replicas(case, calls)
-
-
 def _apart(case: Case, parts: tuple[str, ...]) -> int:
     """Flat parameters that adapters of one unit have for themselves."""
     weights = [one for part in parts for one in case.units()[part] if one.trainable]
     return len(weights) if own_units(case) else 0
-
-
-def ideal(case: Case) -> list[Call]:
-    """ZeRO-3's own, or the all-reduce of all gradients alone."""
-    return _between_replicas(case, fsdp2.ideal(case))
 
 
 def _between_replicas(case: Case, calls: list[Call]) -> list[Call]:
@@ -296,3 +114,180 @@ def _between_replicas(case: Case, calls: list[Call]) -> list[Call]:
         if not is_column(ranks := getattr(case.layout, axis)) and ranks == 1
     }
     return [call for call in calls if call.axis not in alone]
+
+
+class Fsdp1(fsdp2.Fsdp2):
+    """FullyShardedDataParallel, of flat parameters."""
+
+    name = "fsdp1"
+    dtensors = False
+    rules: tuple[Rule, ...] = (
+        *splits_only(name),
+        *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),
+        fsdp2.STAGE,
+        *COMMON,
+        *JOB,
+        *fsdp2.ON_HOST,
+        Rule(
+            name="FSDP1 offloads shards",
+            field="offload_params",
+            holds=lambda case: (case.layout.dp_shard > 1) | (not case.layout.offload_params),
+            sentence=lambda case: "whole weights of NO_SHARD in host memory are not predicted",
+            fix=lambda case: "Use dp_shard >= 2, or offload_params=false",
+        ),
+        Rule(
+            name="FSDP1 adds up on the device",
+            field="sync_each_micro_batch",
+            # prepare_gradient_for_backward: a sum on the host and a new shard on the device cannot be added.
+            holds=lambda case: (
+                (case.layout.grad_accum == 1)
+                | (not case.layout.offload_params)
+                | (not case.layout.sync_each_micro_batch)
+            ),
+            sentence=lambda case: "offloaded gradients accumulate only under no_sync",
+            fix=lambda case: "Use sync_each_micro_batch=false, or grad_accum=1",
+        ),
+    )
+
+    def gradient(self, case: Case, unit: str) -> Number:
+        """Of the whole flat parameter."""
+        return flat_gradient(case, unit)
+
+    def units(self, case: Case) -> Units:
+        """FSDP2's, where NO_SHARD gathers nothing."""
+        made = {unit: gathered(case, unit) for unit in UNITS}
+        return msgspec.structs.replace(super().units(case), gathered=made)
+
+    def kept_gathered(self, case: Case) -> Number:
+        """All, the root too."""
+        return self.units(case).all_gathered
+
+    def resident(self, case: Case) -> Held:
+        """What stays between steps: the shards and moments, or the scales alone where those are offloaded."""
+        stay = super().resident(case)
+        return stay | {"params": stay["params"] + scales(case)} if fsdp2.offloads(case) else stay
+
+    def host(self, case: Case) -> Held:
+        """Bytes of one rank in host memory by term, as stored; empty without offload."""
+        held = super().host(case)
+        return held | {"params": held["params"] - scales(case)} if held else held
+
+    def load(self, case: Case) -> Held:
+        """Every layer is a shard when the root is wrapped, last: its weights as they came beside the flat copy of them,
+        of which a shard is cut (FlatParamHandle). The rest of the model waits in host memory, never on the device."""
+        ends = [weight for unit in ("embed", "tail") for weight in case.units()[unit]]
+        root: Number = sum(weight.elements * stored_bytes(case, weight) for weight in ends)
+        beside = where(case.layout.dp_shard > 1, 2 * root, root) + 0.0
+        return {"params": self.resident(case)["params"], "temporaries": beside}
+
+    def step(self, case: Case) -> Held:
+        """The shards with their gradients and moments; nothing but scales where they are on the host."""
+        if fsdp2.offloads(case):
+            return self.resident(case)
+        grads = sum(case.repeats(unit) * gradient_shard(case, unit) for unit in UNITS) + 0.0
+        made = optimizer_temporaries(case, trained_states(case).weight, sharded=True)
+        return self.resident(case) | {"grads": grads, "temporaries": made}
+
+    def holder(self, case: Case) -> Holder:
+        """Shards, the root, the layer at work and in backward the one before it, and gradients whole or sharded.
+
+        Reduced gradients that are offloaded stay on the device beside their copy until backward is over
+        (_saved_grad_shard, prepare_gradient_for_optim).
+        """
+        units = self.units(case)
+        root, stay = _root(units), self.resident(case)
+        keeps = not case.layout.reshard_after_forward
+        waits = self.holds_whole(case)
+        shards = {unit: gradient_shard(case, unit) for unit in UNITS}
+        whole = sum(case.repeats(unit) * units.scattered[unit] for unit in UNITS) + 0.0
+        all_shards = sum(case.repeats(unit) * shards[unit] for unit in UNITS) + 0.0
+        layers = units.up_to(units.layers - 1)
+        element = fsdp2.grad_element_bytes(case)
+        head = case.elements("tail", trainable=True) * element
+
+        def weights(moment: Moment, later: bool) -> Number:
+            own = units.gathered[moment.unit] if moment.unit in LAYERS else 0.0
+            if keeps:
+                # Under no_sync nothing is freed after backward either (_should_free_in_backward).
+                reached = units.up_to(moment.layer) if moment.unit in LAYERS else layers * (moment.unit != "embed")
+                still = waits if later or moment.phase == "backward" else False
+                return root + where(still, layers, reached)
+            if moment.phase == "forward" or moment.unit == "embed" or moment.layer == 0:
+                return root + own
+            return root + own + units.gathered[units.before(moment)]
+
+        def grads(moment: Moment, later: bool) -> Number:
+            if moment.phase == "forward" or moment.unit == "loss":
+                return where(waits, whole, all_shards) if later else 0.0
+            # The flat gradient is made when the last of a unit's gradients is there: the root's wait for the
+            # embedding's.
+            at_work = where(moment.begun, units.scattered[moment.unit], 0.0) if moment.unit in LAYERS else 0.0
+            at_work = at_work + (head if moment.unit != "tail" else 0.0)
+            if moment.unit not in LAYERS:
+                at_work = at_work + (moment.unit_grads + moment.in_flight) * element
+            done = case.done(moment, units.scattered | {"tail": 0.0})
+            done_shards = case.done(moment, shards | {"tail": 0.0})
+            if not later:
+                return where(waits, done, done_shards) + at_work
+            return where(waits, whole - done + done_shards + at_work, all_shards + at_work)
+
+        def held(moment: Moment, later: bool) -> Held:
+            return stay | {"gathered": weights(moment, later), "buckets": 0.0, "grads": grads(moment, later)}
+
+        return held
+
+    def pools(self, case: Case) -> Pools:
+        """What each stream's tensors have for themselves: gathers are made on a stream of their own (_init_streams),
+        and a layer more than is in use waits there for the limiter's event (_FreeEventQueue: two; adapters' units take
+        both).
+
+        What wrapping left is refilled by training's large tensors alone: small gradients and moments come beside it.
+        """
+        units = self.units(case)
+        layer = units.gathered["layer" if units.layers > units.dense else "dense"]
+        root, ahead = _root(units), 1 if own_units(case) else 2
+        in_use = root + ahead * layer if case.layout.reshard_after_forward else units.all_gathered
+        own = in_use + layer if case.layout.reshard_after_forward else in_use
+        if fsdp2.offloads(case):  # shards are copied in on a third stream
+            copies = {unit: fsdp2.unit_weight_shards(case, unit) for unit in UNITS}
+            own = (
+                own + copies["embed"] + copies["tail"] + 2 * copies["layer" if units.layers > units.dense else "dense"]
+            )
+        return Pools(in_use, own, sum(self.load(case).values()) + _small(case))
+
+    def collectives(self, case: Case) -> list[Call]:
+        """Of a flat parameter with any gradient all is reduced. The root is gathered once a micro-batch, and nothing is
+        there to compute meanwhile; under NO_SHARD gradients are reduced over all ranks alone."""
+        layout = case.layout
+        once = layout.grad_accum * 0 + 1
+        reductions = layout.grad_accum if layout.sync_each_micro_batch else once
+        # What SHARD_GRAD_OP leaves gathered is let go by the step's last backward alone under no_sync.
+        kept = not layout.reshard_after_forward and not layout.sync_each_micro_batch
+        rounds = once if kept else layout.grad_accum
+        calls: list[Call] = []
+        for unit in ("root", *(one for one in LAYERS if case.units()[one])):
+            in_layers, parts = unit in LAYERS, _joined(unit)
+            times: Number = case.repeats(unit) if in_layers else 1
+            apart: Number = _apart(case, parts)
+            send = partial(Call, unit=unit, overlappable=in_layers and case.has_streams)
+            count, weights = (
+                rounds * times * (1 + apart),
+                rounds * times * sum(fsdp2.gathered(case, one) for one in parts),
+            )
+            calls.append(send("all_gather", "dp_shard", phase="forward", count=count, payload_bytes=weights))
+            if layout.reshard_after_forward and in_layers:
+                calls.append(send("all_gather", "dp_shard", phase="backward", count=count, payload_bytes=weights))
+            if any(_flat(case, one) for one in parts):
+                count = reductions * times * (apart if own_units(case) else 1)
+                grads = reductions * times * sum(flat_gradient(case, one) for one in parts)
+                calls.append(send("reduce_scatter", "dp_shard", phase="backward", count=count, payload_bytes=grads))
+                shards = grads / layout.dp_shard
+                calls.append(send("all_reduce", "dp_replicate", phase="backward", count=count, payload_bytes=shards))
+        return _between_replicas(case, calls)
+
+    def ideal(self, case: Case) -> list[Call]:
+        """ZeRO-3's own, or the all-reduce of all gradients alone."""
+        return _between_replicas(case, super().ideal(case))
+
+
+ENGINE = Fsdp1()

@@ -13,7 +13,7 @@ import msgspec
 
 from planner.basics.arith import Number, in_shape_of, is_column, where
 from planner.basics.units import BYTES
-from planner.engines.base import Call, Held, Holder
+from planner.engines.base import Call, Engine, Held, Holder
 from planner.engines.common import (
     MIXED,
     accelerate_compute,
@@ -40,12 +40,6 @@ from planner.parallelism.base import ideal_call
 from planner.parallelism.case import LAYERS, UNITS, Case, once, once_a_unit
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 
-name = "fsdp2"
-
-Gradient = Callable[[str], Number]
-"""Bytes of a unit's gradient before it is reduced."""
-
-
 STAGE = Rule(
     name="FSDP2 is stage 3",
     field="zero_stage",
@@ -71,28 +65,6 @@ ON_HOST: tuple[Rule, ...] = (
     ),
 )
 """What both FSDPs ask of offload: CPUOffloadPolicy, CPUOffload(offload_params=True)."""
-
-rules: tuple[Rule, ...] = (
-    *splits_only(name),
-    *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),
-    STAGE,
-    *COMMON,
-    *JOB,
-    Rule(
-        name="FSDP2 shards",
-        field="dp_shard",
-        holds=lambda case: case.layout.dp_shard > 1,
-        sentence=lambda case: "FSDP2 with one shard is DDP",
-        fix=lambda case: "Use dp_shard >= 2, or engine ddp",
-    ),
-    *ON_HOST,
-    *SHARDED_TENSORS,
-)
-
-
-def compute(case: Case) -> Compute:
-    """With bf16 the gathered weights are 16-bit (parameter dtype), so the code computes as in pure-bf16."""
-    return accelerate_compute(case, casts_weights=True)
 
 
 def gathered_bytes_of(case: Case, weight: Weight) -> Number:
@@ -163,177 +135,15 @@ def trained_shards(case: Case) -> Number:
     return sum(case.repeats(unit) * unit_shards(case, unit, trained_element_bytes(case, unit)) for unit in UNITS) + 0.0
 
 
-def resident(case: Case) -> Held:
-    """What stays between steps: the shards."""
-    return {
-        "params": device_shards(case),
-        "optimizer": moments(case, sharded=True) * (0.0 if offloads(case) else 1.0),
-    }
-
-
 def offloads(case: Case) -> bool:
     """Whether shards, their gradients and the optimizer are in a memory other than the device's. Of CPU processes all
     of CPUOffloadPolicy's copies from one to the other are the tensors themselves."""
     return case.layout.offload_params and case.host_apart
 
 
-def host(case: Case) -> Held:
-    """Bytes of one rank in host memory by term, all as stored; empty without offload."""
-    if not offloads(case):
-        return {}
-    return {
-        "params": weight_shards(case),
-        "grads": trained_shards(case),
-        "optimizer": moments(case, sharded=True),
-    }
-
-
-def filled(case: Case, *, fp32_reduce: bool = False) -> Held:
-    """What is there when the last forward before a backward ends: the shards, layers that stay gathered, and whole
-    gradients of earlier micro-batches."""
-    layers = sum(case.repeats(unit) * gathered(case, unit) for unit in LAYERS) + 0.0
-    return filled_with(case, resident(case), layers, lambda unit: scattered(case, unit, fp32_reduce))
-
-
-def filled_with(case: Case, stay: Held, kept: Number, gradient: Gradient) -> Held:
-    """`filled`, of what stays between steps, what is kept gathered, and the bytes of a unit's whole gradient."""
-    held = dict(stay)
-    if not case.layout.reshard_after_forward:
-        held["gathered"] = kept
-    if not case.layout.sync_each_micro_batch:
-        whole = sum(case.repeats(unit) * gradient(unit) for unit in UNITS) + 0.0
-        held["grads"] = where(case.layout.grad_accum > 1, whole, in_shape_of(whole))
-    return held
-
-
-def outside(case: Case) -> list[tuple[str, Held]]:
-    """Building and the optimizer's step."""
-    return [("load", load(case)), ("optimizer", step(case))]
-
-
-def load(case: Case) -> Held:
-    """The trainer shards the model before it has data and fills the shards weight by weight. Beside them there is one
-    weight in host memory; on a GPU only one that is packed into 4 bits there."""
-    on_cpu = case.cluster.gpu.kind == "cpu"
-    beside = part_bytes(case, case.shards) if on_cpu else packed_weight_bytes(case)
-    return {"params": device_shards(case), "temporaries": in_shape_of(device_shards(case), beside)}
-
-
 def device_shards(case: Case) -> Number:
     """Bytes of all weights' shards that rest on the device: none when they are offloaded."""
     return in_shape_of(weight_shards(case)) if offloads(case) else weight_shards(case)
-
-
-def holder(case: Case, *, fp32_reduce: bool = False, communication: Communication | None = None) -> Holder:
-    """Shards, the gathered unit, the gathers and reductions under way, and gradients whole or sharded.
-
-    `communication` replaces FSDP2's own habit of gathering.
-    """
-    units = units_of(case, lambda unit: scattered(case, unit, fp32_reduce))
-    if communication is None:
-        reshards, tied = case.layout.reshard_after_forward, case.walked_model.tied
-        communication = (table_in_root if tied else resharded) if reshards else (kept_with_table if tied else kept)
-    gather, grads, stay = communication, _grads(case, units), resident(case)
-    unreduced = msgspec.structs.replace(units, scattered=dict.fromkeys(UNITS, 0.0))
-    # An offloaded shard is on the device while its unit's gather copies it in.
-    fetched = {unit: unit_weight_shards(case, unit) if offloads(case) else 0.0 for unit in UNITS}
-
-    def held(moment: Moment, later: bool) -> Held:
-        weights, buckets = gather(units, moment)
-        if not later and moment.phase == "backward":
-            buckets = where(holds_whole(case), gather(unreduced, moment)[1], buckets)
-        buckets = buckets + fetched["tail" if moment.unit == "loss" else moment.unit]
-        return stay | {"gathered": weights, "buckets": buckets, "grads": grads(moment, later)}
-
-    return held
-
-
-def units_of(case: Case, gradient: Gradient) -> Units:
-    """The units in order, each with the bytes of its gathered weights and of its whole gradient."""
-    return Units(
-        {unit: gathered(case, unit) for unit in UNITS},
-        {unit: gradient(unit) for unit in UNITS},
-        int(case.repeats("dense")),
-        int(case.repeats("dense") + case.repeats("layer")),
-    )
-
-
-def holds_whole(case: Case) -> Number:
-    """Whether gradients wait whole for the last micro-batch, which alone reduces them."""
-    held: Number = (case.layout.grad_accum > 1) & (not case.layout.sync_each_micro_batch)
-    return held
-
-
-def _grads(case: Case, units: Units) -> Callable[[Moment, bool], Number]:
-    """Sharded gradients of the units that are done, whole ones of the unit at work, and what accumulation keeps."""
-    # Reduced gradients leave the device when their weights are offloaded.
-    stays = 0.0 if offloads(case) else 1.0
-    shards = {unit: unit_shards(case, unit, stays * trained_element_bytes(case, unit)) for unit in UNITS}
-    whole = sum(case.repeats(unit) * units.scattered[unit] for unit in UNITS) + 0.0
-    all_shards = sum(case.repeats(unit) * shards[unit] for unit in UNITS) + 0.0
-    hold_whole = holds_whole(case)
-
-    def grads(moment: Moment, later: bool) -> Number:
-        if moment.phase == "forward" or moment.unit == "loss":
-            return where(hold_whole, whole, all_shards) if later else 0.0
-        element = grad_element_bytes(case, moment.unit)
-        at_work: Number = (moment.unit_grads + moment.in_flight) * element
-        if case.walked_model.tied and moment.unit != "tail":
-            # Reduced last: the lookup's gradient is still to come, and those of what the lookup alone reads.
-            at_work = at_work + units.scattered["tail"] - late_elements(case) * element
-        later_tail: dict[str, Number] = {"tail": 0.0} if case.walked_model.tied else {}
-        done, done_shards = case.done(moment, units.scattered | later_tail), case.done(moment, shards | later_tail)
-        if not later:
-            return where(hold_whole, done, done_shards) + at_work
-        # In the last micro-batch whole gradients become shards as units finish, and new ones are added to them in
-        # place, but for a tied table's first, which waits for the second; reduced every time, shards are there.
-        added = (moment.in_flight + waiting_elements(case, moment)) * element
-        return where(hold_whole, whole - done + done_shards + added, all_shards + at_work)
-
-    return grads
-
-
-def step(case: Case) -> Held:
-    """Everything sharded; nothing when it is on the host, where the step runs then."""
-    states = trained_states(case)
-    if offloads(case):
-        return {"params": device_shards(case)}
-    return resident(case) | {
-        "grads": trained_shards(case),
-        "temporaries": optimizer_temporaries(case, states.weight, sharded=True),
-    }
-
-
-def collectives(case: Case, *, fp32_reduce: bool = False, gathers_once: bool = False) -> list[Call]:
-    """Gathers every micro-batch; reductions every micro-batch or once a step; HSDP's all-reduce of the shards.
-
-    `gathers_once`: weights stay gathered over all micro-batches of a step.
-    """
-    layout = case.layout
-    reductions = layout.grad_accum if layout.sync_each_micro_batch else layout.grad_accum * 0 + 1
-    rounds = layout.grad_accum * 0 + 1 if gathers_once else layout.grad_accum
-    replicated = is_column(layout.dp_replicate) or layout.dp_replicate > 1  # in columns a group of one sends nothing
-    calls: list[Call] = []
-    for unit, axis, weights in _by_axis(case):
-        times = case.repeats(unit)
-        gathered_bytes = times * sum(
-            zero.whole_bytes(padded(weight, case.shards(weight)), gathered_bytes_of(case, weight)) for weight in weights
-        )
-        calls.append(_call(case, "all_gather", axis, unit, "forward", times * rounds, gathered_bytes * rounds))
-        # The tail is never resharded after forward; the embedding is gathered for backward even when frozen.
-        if layout.reshard_after_forward and unit != "tail":
-            calls.append(_call(case, "all_gather", axis, unit, "backward", times * rounds, gathered_bytes * rounds))
-        trained = [weight for weight in weights if weight.trainable]
-        if not trained:
-            continue
-        element = reduced_element_bytes(case, fp32_reduce, unit)
-        grads = times * sum(zero.whole_bytes(padded(weight, case.shards(weight)), element) for weight in trained)
-        count = times * reductions
-        calls.append(_call(case, "reduce_scatter", axis, unit, "backward", count, grads * reductions))
-        if replicated:
-            shards = grads / case.shards(trained[0])
-            calls.append(_call(case, "all_reduce", "dp_replicate", unit, "backward", count, shards * reductions))
-    return calls + _muon_calls(case)
 
 
 def _muon_calls(case: Case) -> list[Call]:
@@ -376,19 +186,212 @@ def _call(case: Case, op: str, axis: str, unit: str, phase: str, count: Number, 
     return Call(op, axis, unit, phase, count, payload_bytes, overlappable=case.has_streams)
 
 
-def ideal(case: Case, *, fp32_reduce: bool = False) -> list[Call]:
-    """ZeRO-3's own, on unpadded sizes, and the all-reduce over replicas."""
-    calls = zero.ideal_collectives(
-        3,
-        sent_elements(case),
-        case.total(trainable=True),
-        accelerate_compute(case, casts_weights=True).weight_bytes,
-        reduced_element_bytes(case, fp32_reduce),
-        case.layout.grad_accum,
-        reshard=case.layout.reshard_after_forward,
-        reduce_each=case.layout.sync_each_micro_batch,
+def _grads(case: Case, units: Units, hold_whole: Number) -> Callable[[Moment, bool], Number]:
+    """Sharded gradients of the units that are done, whole ones of the unit at work, and what accumulation keeps."""
+    # Reduced gradients leave the device when their weights are offloaded.
+    stays = 0.0 if offloads(case) else 1.0
+    shards = {unit: unit_shards(case, unit, stays * trained_element_bytes(case, unit)) for unit in UNITS}
+    whole = sum(case.repeats(unit) * units.scattered[unit] for unit in UNITS) + 0.0
+    all_shards = sum(case.repeats(unit) * shards[unit] for unit in UNITS) + 0.0
+
+    def grads(moment: Moment, later: bool) -> Number:
+        if moment.phase == "forward" or moment.unit == "loss":
+            return where(hold_whole, whole, all_shards) if later else 0.0
+        element = grad_element_bytes(case, moment.unit)
+        at_work: Number = (moment.unit_grads + moment.in_flight) * element
+        if case.walked_model.tied and moment.unit != "tail":
+            # Reduced last: the lookup's gradient is still to come, and those of what the lookup alone reads.
+            at_work = at_work + units.scattered["tail"] - late_elements(case) * element
+        later_tail: dict[str, Number] = {"tail": 0.0} if case.walked_model.tied else {}
+        done, done_shards = case.done(moment, units.scattered | later_tail), case.done(moment, shards | later_tail)
+        if not later:
+            return where(hold_whole, done, done_shards) + at_work
+        # In the last micro-batch whole gradients become shards as units finish, and new ones are added to them in
+        # place, but for a tied table's first, which waits for the second; reduced every time, shards are there.
+        added = (moment.in_flight + waiting_elements(case, moment)) * element
+        return where(hold_whole, whole - done + done_shards + added, all_shards + at_work)
+
+    return grads
+
+
+class Fsdp2(Engine):
+    """FSDP2 under Accelerate; engines over it change its habits."""
+
+    name = "fsdp2"
+    dtensors = True
+    rules: tuple[Rule, ...] = (
+        *splits_only(name),
+        *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),
+        STAGE,
+        *COMMON,
+        *JOB,
+        Rule(
+            name="FSDP2 shards",
+            field="dp_shard",
+            holds=lambda case: case.layout.dp_shard > 1,
+            sentence=lambda case: "FSDP2 with one shard is DDP",
+            fix=lambda case: "Use dp_shard >= 2, or engine ddp",
+        ),
+        *ON_HOST,
+        *SHARDED_TENSORS,
     )
-    if is_column(case.layout.dp_replicate) or case.layout.dp_replicate > 1:
-        shards = case.total(trainable=True) * reduced_element_bytes(case, fp32_reduce) / case.layout.state_shards
-        calls.append(ideal_call("all_reduce", "dp_replicate", "backward", shards))
-    return calls
+
+    def reduces_in_fp32(self, case: Case) -> bool:
+        """Whether gradients are reduced in fp32 whatever their format."""
+        return False
+
+    def reduces_each(self, case: Case) -> bool:
+        """Whether gradients are reduced after every micro-batch, and not once a step."""
+        return case.layout.sync_each_micro_batch
+
+    def gathers_once(self, case: Case) -> bool:
+        """Whether weights stay gathered over all micro-batches of a step."""
+        return False
+
+    def communication(self, case: Case) -> Communication:
+        """What is gathered, and in communication buffers, at each moment."""
+        reshards, tied = case.layout.reshard_after_forward, case.walked_model.tied
+        return (table_in_root if tied else resharded) if reshards else (kept_with_table if tied else kept)
+
+    def gradient(self, case: Case, unit: str) -> Number:
+        """Bytes of a unit's gradient before it is reduced."""
+        return scattered(case, unit, self.reduces_in_fp32(case))
+
+    def units(self, case: Case) -> Units:
+        """The units in order, each with the bytes of its gathered weights and of its whole gradient."""
+        return Units(
+            {unit: gathered(case, unit) for unit in UNITS},
+            {unit: self.gradient(case, unit) for unit in UNITS},
+            int(case.repeats("dense")),
+            int(case.repeats("dense") + case.repeats("layer")),
+        )
+
+    def kept_gathered(self, case: Case) -> Number:
+        """Bytes of the weights that stay gathered where none are resharded after forward."""
+        return sum(case.repeats(unit) * gathered(case, unit) for unit in LAYERS) + 0.0
+
+    def compute(self, case: Case) -> Compute:
+        """With bf16 the gathered weights are 16-bit (parameter dtype), so the code computes as in pure-bf16."""
+        return accelerate_compute(case, casts_weights=True)
+
+    def resident(self, case: Case) -> Held:
+        """What stays between steps: the shards."""
+        return {
+            "params": device_shards(case),
+            "optimizer": moments(case, sharded=True) * (0.0 if offloads(case) else 1.0),
+        }
+
+    def host(self, case: Case) -> Held:
+        """Bytes of one rank in host memory by term, all as stored; empty without offload."""
+        if not offloads(case):
+            return {}
+        return {
+            "params": weight_shards(case),
+            "grads": trained_shards(case),
+            "optimizer": moments(case, sharded=True),
+        }
+
+    def filled(self, case: Case) -> Held:
+        """What is there when the last forward before a backward ends: the shards, layers that stay gathered, and whole
+        gradients of earlier micro-batches."""
+        held = dict(self.resident(case))
+        if not case.layout.reshard_after_forward:
+            held["gathered"] = self.kept_gathered(case)
+        if not self.reduces_each(case):
+            whole = sum(case.repeats(unit) * self.gradient(case, unit) for unit in UNITS) + 0.0
+            held["grads"] = where(case.layout.grad_accum > 1, whole, in_shape_of(whole))
+        return held
+
+    def outside(self, case: Case) -> list[tuple[str, Held]]:
+        """Building and the optimizer's step."""
+        return [("load", self.load(case)), ("optimizer", self.step(case))]
+
+    def load(self, case: Case) -> Held:
+        """The trainer shards the model before it has data and fills the shards weight by weight. Beside them there is
+        one weight in host memory; on a GPU only one that is packed into 4 bits there."""
+        on_cpu = case.cluster.gpu.kind == "cpu"
+        beside = part_bytes(case, case.shards) if on_cpu else packed_weight_bytes(case)
+        return {"params": device_shards(case), "temporaries": in_shape_of(device_shards(case), beside)}
+
+    def holder(self, case: Case) -> Holder:
+        """Shards, the gathered unit, the gathers and reductions under way, and gradients whole or sharded."""
+        units, whole = self.units(case), self.holds_whole(case)
+        gather, grads, stay = self.communication(case), _grads(case, units, whole), self.resident(case)
+        unreduced = msgspec.structs.replace(units, scattered=dict.fromkeys(UNITS, 0.0))
+        # An offloaded shard is on the device while its unit's gather copies it in.
+        fetched = {unit: unit_weight_shards(case, unit) if offloads(case) else 0.0 for unit in UNITS}
+
+        def held(moment: Moment, later: bool) -> Held:
+            weights, buckets = gather(units, moment)
+            if not later and moment.phase == "backward":
+                buckets = where(whole, gather(unreduced, moment)[1], buckets)
+            buckets = buckets + fetched["tail" if moment.unit == "loss" else moment.unit]
+            return stay | {"gathered": weights, "buckets": buckets, "grads": grads(moment, later)}
+
+        return held
+
+    def step(self, case: Case) -> Held:
+        """Everything sharded; nothing when it is on the host, where the step runs then."""
+        states = trained_states(case)
+        if offloads(case):
+            return {"params": device_shards(case)}
+        return self.resident(case) | {
+            "grads": trained_shards(case),
+            "temporaries": optimizer_temporaries(case, states.weight, sharded=True),
+        }
+
+    def collectives(self, case: Case) -> list[Call]:
+        """Gathers every micro-batch; reductions every micro-batch or once a step; HSDP's all-reduce of the shards."""
+        layout, fp32_reduce = case.layout, self.reduces_in_fp32(case)
+        reductions = layout.grad_accum if self.reduces_each(case) else layout.grad_accum * 0 + 1
+        rounds = layout.grad_accum * 0 + 1 if self.gathers_once(case) else layout.grad_accum
+        # In columns a group of one sends nothing.
+        replicated = is_column(layout.dp_replicate) or layout.dp_replicate > 1
+        calls: list[Call] = []
+        for unit, axis, weights in _by_axis(case):
+            times = case.repeats(unit)
+            gathered_bytes = times * sum(
+                zero.whole_bytes(padded(weight, case.shards(weight)), gathered_bytes_of(case, weight))
+                for weight in weights
+            )
+            calls.append(_call(case, "all_gather", axis, unit, "forward", times * rounds, gathered_bytes * rounds))
+            # The tail is never resharded after forward; the embedding is gathered for backward even when frozen.
+            if layout.reshard_after_forward and unit != "tail":
+                calls.append(_call(case, "all_gather", axis, unit, "backward", times * rounds, gathered_bytes * rounds))
+            trained = [weight for weight in weights if weight.trainable]
+            if not trained:
+                continue
+            element = reduced_element_bytes(case, fp32_reduce, unit)
+            grads = times * sum(zero.whole_bytes(padded(weight, case.shards(weight)), element) for weight in trained)
+            count = times * reductions
+            calls.append(_call(case, "reduce_scatter", axis, unit, "backward", count, grads * reductions))
+            if replicated:
+                shards = grads / case.shards(trained[0])
+                calls.append(_call(case, "all_reduce", "dp_replicate", unit, "backward", count, shards * reductions))
+        return calls + _muon_calls(case)
+
+    def ideal(self, case: Case) -> list[Call]:
+        """ZeRO-3's own, on unpadded sizes, and the all-reduce over replicas."""
+        reduced = reduced_element_bytes(case, self.reduces_in_fp32(case))
+        calls = zero.ideal_collectives(
+            3,
+            sent_elements(case),
+            case.total(trainable=True),
+            accelerate_compute(case, casts_weights=True).weight_bytes,
+            reduced,
+            case.layout.grad_accum,
+            reshard=case.layout.reshard_after_forward,
+            reduce_each=self.reduces_each(case),
+        )
+        if is_column(case.layout.dp_replicate) or case.layout.dp_replicate > 1:
+            shards = case.total(trainable=True) * reduced / case.layout.state_shards
+            calls.append(ideal_call("all_reduce", "dp_replicate", "backward", shards))
+        return calls
+
+    def holds_whole(self, case: Case) -> Number:
+        """Whether gradients wait whole for the last micro-batch, which alone reduces them."""
+        held: Number = (case.layout.grad_accum > 1) & (not self.reduces_each(case))
+        return held
+
+
+ENGINE = Fsdp2()

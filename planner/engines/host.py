@@ -15,7 +15,7 @@ from planner.engines import (
     deepspeed_stage3,
     deepspeed_stage12,
     deepspeed_ulysses,
-    fsdp1,
+    engine_of,
     fsdp2,
 )
 from planner.engines.base import Held
@@ -29,8 +29,7 @@ def host_states(case: Case) -> Held:
     device's, where the engines count them."""
     if not case.host_apart:
         return {}
-    own = {"fsdp1": fsdp1.host, "fsdp2": fsdp2.host}.get(case.layout.engine)
-    return deepspeed.host(_zero(case)) if own is None else own(case)
+    return engine_of(case.layout.engine).host(case)
 
 
 def _zero(case: Case) -> Case:

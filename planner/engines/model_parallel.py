@@ -6,13 +6,14 @@ Not here: the collectives of split activations (common.py), or what only one of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Iterator
 
 import msgspec
 
 from planner.basics.arith import Number, ceil_div
 from planner.basics.units import BYTES
-from planner.engines.base import Call, Held
+from planner.engines.base import Call, Engine, Held
 from planner.engines.common import parallel_calls, parallel_compute
 from planner.inventory import Compute, Weight, narrow
 from planner.inventory.moe import is_router
@@ -32,19 +33,6 @@ def states(case: Case) -> StateBytes:
     if case.job.precision == "fp32":
         return StateBytes(WIDE, WIDE, 0.0, moments)
     return StateBytes(NARROW, NARROW if case.job.narrow_gradients else WIDE, WIDE, moments)
-
-
-def compute(case: Case) -> Compute:
-    """Weights and results in the training format, no autocast. A pipeline stage lets its output go once it is sent."""
-    element = WIDE if case.job.precision == "fp32" else NARROW
-    return Compute(
-        weight_bytes=element,
-        element_bytes=element,
-        keeps_output=False,
-        **parallel_compute(case) | {"layer_form": "plain"},
-        recipe=case.job.precision if case.job.narrows else "",
-        either_order=either_order(case),
-    )
 
 
 def either_order(case: Case) -> bool:
@@ -158,33 +146,6 @@ def replicated_calls(case: Case, multiple: int) -> list[Call]:
     return [Call("all_reduce", "tp", "norms", "backward", 1, whole * states(case).grad)]
 
 
-def collectives(case: Case, multiple: int, data: Callable[[Case, str, Number], list[Call]]) -> list[Call]:
-    """Gradients and weights over the data-parallel ranks once a step (`data`, of an axis and its elements), what is
-    tied or whole on several ranks, and what split activations cost."""
-    return [
-        *(call for axis, elements in by_axis(case, multiple).items() for call in data(case, axis, elements)),
-        *tied_calls(case, multiple),
-        *replicated_calls(case, multiple),
-        *parallel_calls(case),
-    ]
-
-
-def ideal(case: Case) -> list[Call]:
-    """What ZeRO's paper would send, or an all-reduce of everything at stage 0; and the split activations' own."""
-    each = states(case)
-    calls = []
-    for axis, elements in by_axis(case, 1).items():
-        if case.layout.zero_stage:
-            calls.append(ideal_call("reduce_scatter", axis, "backward", elements * each.grad))
-            calls.append(ideal_call("all_gather", axis, "optimizer", elements * each.weight))
-        else:
-            calls.append(ideal_call("all_reduce", axis, "backward", elements * each.grad))
-    share = case.layout.state_shards if case.layout.zero_stage else 1
-    whole = case.total() * each.grad / share
-    parallel = sorted(merged(parallel_calls(case), 0), key=lambda call: (call.op, call.axis, call.phase))
-    return [*calls, ideal_call("all_reduce", "dp_replicate", "backward", whole), *parallel]
-
-
 OWN_STEP = Rule(
     name="the optimizer's step is the engine's own",
     field="optimizer_implementation",
@@ -204,3 +165,58 @@ STAGES: tuple[Rule, ...] = (
     accepts("method", ("full",), "all weights are trained"),
 )
 """Rules of both engines that no technique asks."""
+
+
+class ModelParallel(Engine):
+    """What both engines do alike."""
+
+    own_step = True
+    vocabulary_multiple = 1
+    """What a rank's rows of the vocabulary are padded to a multiple of."""
+
+    def resident(self, case: Case) -> Held:
+        """What stays between steps: whole weights and gradients, and the optimizer's states."""
+        return whole_states(case, self.vocabulary_multiple)
+
+    @abstractmethod
+    def data(self, case: Case, axis: str, elements: Number) -> list[Call]:
+        """What data-parallel ranks send of the weights whose states are split over an axis."""
+
+    def compute(self, case: Case) -> Compute:
+        """Weights and results in the training format, no autocast. A pipeline stage lets its output go once it is
+        sent."""
+        element = WIDE if case.job.precision == "fp32" else NARROW
+        return Compute(
+            weight_bytes=element,
+            element_bytes=element,
+            keeps_output=False,
+            **parallel_compute(case) | {"layer_form": "plain"},
+            recipe=case.job.precision if case.job.narrows else "",
+            either_order=either_order(case),
+        )
+
+    def collectives(self, case: Case) -> list[Call]:
+        """Gradients and weights over the data-parallel ranks once a step, what is tied or whole on several ranks, and
+        what split activations cost."""
+        multiple = self.vocabulary_multiple
+        return [
+            *(call for axis, elements in by_axis(case, multiple).items() for call in self.data(case, axis, elements)),
+            *tied_calls(case, multiple),
+            *replicated_calls(case, multiple),
+            *parallel_calls(case),
+        ]
+
+    def ideal(self, case: Case) -> list[Call]:
+        """What ZeRO's paper would send, or an all-reduce of everything at stage 0; and the split activations' own."""
+        each = states(case)
+        calls = []
+        for axis, elements in by_axis(case, 1).items():
+            if case.layout.zero_stage:
+                calls.append(ideal_call("reduce_scatter", axis, "backward", elements * each.grad))
+                calls.append(ideal_call("all_gather", axis, "optimizer", elements * each.weight))
+            else:
+                calls.append(ideal_call("all_reduce", axis, "backward", elements * each.grad))
+        share = case.layout.state_shards if case.layout.zero_stage else 1
+        whole = case.total() * each.grad / share
+        parallel = sorted(merged(parallel_calls(case), 0), key=lambda call: (call.op, call.axis, call.phase))
+        return [*calls, ideal_call("all_reduce", "dp_replicate", "backward", whole), *parallel]

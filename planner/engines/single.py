@@ -8,8 +8,9 @@ shards that wait in host memory beside one device (deepspeed.py).
 from __future__ import annotations
 
 from planner.basics.arith import Number
-from planner.engines.base import Call, Held, Holder
+from planner.engines.base import Call, Engine, Held, Holder
 from planner.engines.common import (
+    accelerate_compute,
     implementation,
     moments,
     optimizer_temporaries,
@@ -17,71 +18,10 @@ from planner.engines.common import (
     trained_element_bytes,
     trained_states,
 )
-from planner.engines.ddp import compute as compute  # the same module code under autocast
 from planner.engines.ddp import finished_bytes, grad_bytes, waiting_elements, weight_bytes
-from planner.inventory import Moment, optimizers
+from planner.inventory import Compute, Moment, optimizers
 from planner.parallelism.case import Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
-
-name = "single"
-rules: tuple[Rule, ...] = (
-    *splits_only(name),
-    *reads_only(),
-    Rule(
-        name="a single device has one rank",
-        field="dp_replicate",
-        holds=lambda case: case.layout.dp_replicate == 1,
-        sentence=lambda case: "a single device holds the only copy of the model",
-        fix=lambda case: "Use dp_replicate=1, or engine ddp",
-    ),
-    Rule(
-        name="a single device does not shard",
-        field="dp_shard",
-        holds=lambda case: case.layout.dp_shard == 1,
-        sentence=lambda case: "a single device holds the whole model",
-        fix=lambda case: "Use dp_shard=1, or engine fsdp2",
-    ),
-    *COMMON,
-    *JOB,
-)
-
-
-def resident(case: Case) -> Held:
-    """What stays between steps: weights and moments. Gradients are dropped at the end of a step (set_to_none)."""
-    return {"params": weight_bytes(case), "optimizer": moments(case, sharded=False)}
-
-
-def outside(case: Case) -> list[tuple[str, Held]]:
-    """Building and the optimizer's step."""
-    # While the last weight is packed into 4 bits; moments come with the first step.
-    loading = {"params": weight_bytes(case), "temporaries": packed_weight_bytes(case)}
-    if case.job.optimizer.in_backward:  # there is nothing left to step
-        return [("load", loading), ("optimizer", resident(case))]
-    step = resident(case) | {
-        "grads": grad_bytes(case),
-        "temporaries": optimizer_temporaries(case, trained_states(case).weight, sharded=False),
-    }
-    return [("load", loading), ("optimizer", step)]
-
-
-def holder(case: Case) -> Holder:
-    """A gradient lives from its own backward to the end of the step; later micro-batches add to it in place.
-
-    A tied table's first gradient is the head's own until the lookup's is there, and no weight's yet: logits' term.
-    Stepped inside backward, it lives while its weight is.
-    """
-    whole, stay, chosen = grad_bytes(case), resident(case), case.job.optimizer
-
-    def held(moment: Moment, later: bool) -> Held:
-        element = trained_element_bytes(case, moment.unit)
-        waiting = waiting_elements(case, moment) * element
-        new = moment.in_flight * element
-        if chosen.in_backward:
-            return stay | {"grads": new, "logits": waiting, "temporaries": _stepping(case, moment, element)}
-        made = whole if later else finished_bytes(case, moment) - waiting
-        return stay | {"grads": made + new, "logits": waiting}
-
-    return held
 
 
 def _stepping(case: Case, moment: Moment, element_bytes: float) -> Number:
@@ -93,11 +33,77 @@ def _stepping(case: Case, moment: Moment, element_bytes: float) -> Number:
     return optimizers.temporaries(case.job.optimizer, alone, element_bytes, implementation(case))
 
 
-def collectives(case: Case) -> list[Call]:
-    """None: there is nobody to send to."""
-    return []
+class Single(Engine):
+    """One device alone."""
+
+    name = "single"
+    rules: tuple[Rule, ...] = (
+        *splits_only(name),
+        *reads_only(),
+        Rule(
+            name="a single device has one rank",
+            field="dp_replicate",
+            holds=lambda case: case.layout.dp_replicate == 1,
+            sentence=lambda case: "a single device holds the only copy of the model",
+            fix=lambda case: "Use dp_replicate=1, or engine ddp",
+        ),
+        Rule(
+            name="a single device does not shard",
+            field="dp_shard",
+            holds=lambda case: case.layout.dp_shard == 1,
+            sentence=lambda case: "a single device holds the whole model",
+            fix=lambda case: "Use dp_shard=1, or engine fsdp2",
+        ),
+        *COMMON,
+        *JOB,
+    )
+
+    def compute(self, case: Case) -> Compute:
+        """The same module code as under DDP."""
+        return accelerate_compute(case, casts_weights=False)
+
+    def resident(self, case: Case) -> Held:
+        """What stays between steps: weights and moments. Gradients are dropped at the end of a step (set_to_none)."""
+        return {"params": weight_bytes(case), "optimizer": moments(case, sharded=False)}
+
+    def outside(self, case: Case) -> list[tuple[str, Held]]:
+        """Building and the optimizer's step."""
+        # While the last weight is packed into 4 bits; moments come with the first step.
+        loading = {"params": weight_bytes(case), "temporaries": packed_weight_bytes(case)}
+        if case.job.optimizer.in_backward:  # there is nothing left to step
+            return [("load", loading), ("optimizer", self.resident(case))]
+        step = self.resident(case) | {
+            "grads": grad_bytes(case),
+            "temporaries": optimizer_temporaries(case, trained_states(case).weight, sharded=False),
+        }
+        return [("load", loading), ("optimizer", step)]
+
+    def holder(self, case: Case) -> Holder:
+        """A gradient lives from its own backward to the end of the step; later micro-batches add to it in place.
+
+        A tied table's first gradient is the head's own until the lookup's is there, and no weight's yet: logits' term.
+        Stepped inside backward, it lives while its weight is.
+        """
+        whole, stay, chosen = grad_bytes(case), self.resident(case), case.job.optimizer
+
+        def held(moment: Moment, later: bool) -> Held:
+            element = trained_element_bytes(case, moment.unit)
+            waiting = waiting_elements(case, moment) * element
+            new = moment.in_flight * element
+            if chosen.in_backward:
+                return stay | {"grads": new, "logits": waiting, "temporaries": _stepping(case, moment, element)}
+            made = whole if later else finished_bytes(case, moment) - waiting
+            return stay | {"grads": made + new, "logits": waiting}
+
+        return held
+
+    def collectives(self, case: Case) -> list[Call]:
+        """None: there is nobody to send to."""
+        return []
+
+    def ideal(self, case: Case) -> list[Call]:
+        """None."""
+        return []
 
 
-def ideal(case: Case) -> list[Call]:
-    """None."""
-    return []
+ENGINE = Single()

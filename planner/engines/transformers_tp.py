@@ -31,7 +31,6 @@ from planner.engines.common import (
     trained_states,
 )
 from planner.engines.ddp import finished_elements, waiting_elements
-from planner.engines.fsdp2 import resident as resident  # of this rank's part; of one shard, all of it
 from planner.engines.fsdp2_units import Communication, Units, resharded, table_in_root
 from planner.engines.sharded_tensors import SHARDED_TENSORS
 from planner.inventory import Compute, Moment
@@ -65,41 +64,6 @@ APART: tuple[Rule, ...] = (
 )
 """Expert parallelism by token exchange: what is predicted of it."""
 
-name = "transformers-tp"
-rules: tuple[Rule, ...] = (
-    *splits_only(name),
-    *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),
-    Rule(
-        name="without tensor or expert parallelism it is FSDP2",
-        field="tp",
-        holds=lambda case: (case.layout.tp > 1) | (case.layout.ep > 1),
-        sentence=lambda case: "the plan splits nothing over one rank",
-        fix=lambda case: "Use tp=2 or more (or ep, of experts), or engine fsdp2",
-    ),
-    Rule(
-        name="family without a tensor plan",
-        field="tp",
-        holds=lambda case: (case.layout.tp == 1) | (case.model.family not in NO_PLAN),
-        sentence=lambda case: f"Transformers has no tensor parallel plan for {case.model.name}, a {case.model.family}",
-        fix=lambda case: "Use tp=1" + (", or engine deepspeed-autotp" if case.model.family != "gpt2" else ""),
-    ),
-    *tensor_rules(),
-    *APART,
-    *EXPERT,
-    fsdp2.STAGE,
-    Rule(
-        name="replicas of tensor parallel groups need shards",
-        field="dp_replicate",
-        holds=lambda case: (case.layout.dp_replicate == 1) | (case.layout.dp_shard > 1),
-        sentence=lambda case: "Accelerate replicates beside tensor parallelism only what FSDP2 shards",
-        fix=lambda case: f"Use dp_shard={case.layout.dp_replicate} and dp_replicate=1",
-    ),
-    accepts("method", ("full", "lora"), "4-bit weights are not split over tensor ranks"),
-    *SHARDED_TENSORS,
-    *COMMON,
-    *JOB,
-)
-
 
 def _plain_experts(case: Case) -> bool:
     moe = case.model.moe
@@ -109,11 +73,6 @@ def _plain_experts(case: Case) -> bool:
 def _sharded(case: Case) -> bool:
     """Whether FSDP2 is there (in columns it is taken to be: one shard of one costs the same)."""
     return is_column(case.layout.dp_shard) or case.layout.dp_shard > 1
-
-
-def _reduces_in_fp32(case: Case) -> bool:
-    """DistributedConfig's mixed precision gathers in bf16 and reduces in fp32."""
-    return case.job.precision in MIXED
 
 
 def _slice(case: Case) -> Number:
@@ -127,71 +86,6 @@ def _sliced_away(case: Case) -> Number:
     return _slice(case) * (case.layout.tp - 1)
 
 
-def compute(case: Case) -> Compute:
-    """FSDP2 casts what it gathers; without it autocast does."""
-    computed = accelerate_compute(case, casts_weights=_sharded(case))
-    apart = not is_column(case.layout.ep) and case.layout.ep > 1
-    return msgspec.structs.replace(computed, sorts_received=True) if apart else computed
-
-
-def filled(case: Case) -> Held:
-    """FSDP2's, where there is any."""
-    if is_column(case.layout.dp_shard) or not _sharded(case):
-        return resident(case)
-    held = fsdp2.filled(case, fp32_reduce=_reduces_in_fp32(case))
-    return held | {"grads": held["grads"] + _kept_alive(case)} if "grads" in held else held
-
-
-def load(case: Case) -> Held:
-    """The trainer splits and shards the model before it has data and fills a rank's parts weight by weight: beside them
-    there is one weight, in host memory."""
-    parts = fsdp2.weight_shards(case)
-    beside = part_bytes(case, case.shards) if case.cluster.gpu.kind == "cpu" else 0.0
-    return {"params": parts, "temporaries": in_shape_of(parts, beside)}
-
-
-def outside(case: Case) -> list[tuple[str, Held]]:
-    """Building and the optimizer's step."""
-    if _sharded(case):
-        return [("load", load(case)), ("optimizer", fsdp2.step(case))]
-    states, stay = trained_states(case), resident(case)
-    step = stay | {
-        "grads": fsdp2.trained_shards(case) + _sliced_away(case) * states.grad,
-        # DTensor copies the slice out of the whole gradient when an operation of the update, or all of it, asks for it.
-        "temporaries": maximum(optimizer_temporaries(case, states.weight, sharded=False), _slice(case) * states.grad),
-    }
-    return [("load", load(case)), ("optimizer", step)]
-
-
-def holder(case: Case) -> Holder:
-    """FSDP2's, or weights and the gradients made so far."""
-    if _sharded(case):
-        return _shards_holder(case)
-    element, stay = trained_states(case).grad, resident(case)
-    whole = (case.total(trainable=True) + _sliced_away(case)) * element
-
-    def held(moment: Moment, later: bool) -> Held:
-        waiting = waiting_elements(case, moment) * element
-        so_far: Number = whole + waiting if later else finished_elements(case, moment) * element
-        return stay | {"grads": so_far + moment.in_flight * element}
-
-    return held
-
-
-def _shards_holder(case: Case) -> Holder:
-    """FSDP2's, and what the embedding's whole gradient of an earlier micro-batch keeps alive."""
-    ahead = _layer_ahead if case.walked_model.tied and case.layout.reshard_after_forward else None
-    habit = _experts_apart(case) if case.layout.ep > 1 else ahead
-    shards = fsdp2.holder(case, fp32_reduce=_reduces_in_fp32(case), communication=habit)
-    alive = _kept_alive(case)
-
-    def held(moment: Moment, later: bool) -> Held:
-        found = shards(moment, later)
-        return found | {"grads": found["grads"] + alive} if later else found
-
-    return held
-
-
 def _layer_ahead(units: Units, moment: Moment) -> tuple[Number, Number]:
     """With a tied head the root has the table, and its hook is on the loss: the last layer is gathered before it."""
     weights, buckets = table_in_root(units, moment)
@@ -199,9 +93,10 @@ def _layer_ahead(units: Units, moment: Moment) -> tuple[Number, Number]:
     return weights, buckets + units.gathered[units.before(moment)] if ahead else buckets
 
 
-def _experts_apart(case: Case) -> Communication:
+def _experts_apart(case: Case, reduced_bytes: float) -> Communication:
     """Experts that are spread over ranks are a unit of FSDP2's within their layer, sharded over ranks of its own: its
-    gather comes after the layer's, its reduction before. Of one shard it is copied, with nothing to receive."""
+    gather comes after the layer's, its reduction before. Of one shard it is copied, with nothing to receive.
+    `reduced_bytes`: of an element while it is reduced."""
     experts = [weight for weight in case.units()["layer"] if weight.expert]
     whole: Number = sum(weight.elements * fsdp2.gathered_bytes_of(case, weight) for weight in experts)
     received = where(case.shards(experts[0]) > 1, whole, 0.0)
@@ -222,9 +117,7 @@ def _experts_apart(case: Case) -> Communication:
         own = units.gathered["layer"] - whole
         return own, own + before
 
-    reduced_ratio = fsdp2.reduced_element_bytes(case, _reduces_in_fp32(case)) / fsdp2.gathered_bytes_of(
-        case, experts[0]
-    )
+    reduced_ratio = reduced_bytes / fsdp2.gathered_bytes_of(case, experts[0])
     return held
 
 
@@ -232,23 +125,132 @@ def _kept_alive(case: Case) -> Number:
     """Bytes beside the slice that is the embedding's gradient, while gradients stay whole between micro-batches: FSDP2
     copies it out when it reduces it, or to add it up in another format."""
     layout = case.layout
-    if layout.sync_each_micro_batch or _reduces_in_fp32(case):
+    if layout.sync_each_micro_batch or case.job.precision in MIXED:  # reduced in fp32
         return 0.0
     return where(layout.grad_accum > 1, _sliced_away(case) * trained_states(case).grad, 0.0)
 
 
-def collectives(case: Case) -> list[Call]:
-    """FSDP2's (of one shard nothing is sent), and the plan's."""
-    return fsdp2.collectives(case, fp32_reduce=_reduces_in_fp32(case)) + split_calls(case)
+class TransformersTp(fsdp2.Fsdp2):
+    """Tensor and expert parallelism over FSDP2, or without any shards."""
+
+    name = "transformers-tp"
+    rules: tuple[Rule, ...] = (
+        *splits_only(name),
+        *reads_only("zero_stage", "reshard_after_forward", "sync_each_micro_batch"),
+        Rule(
+            name="without tensor or expert parallelism it is FSDP2",
+            field="tp",
+            holds=lambda case: (case.layout.tp > 1) | (case.layout.ep > 1),
+            sentence=lambda case: "the plan splits nothing over one rank",
+            fix=lambda case: "Use tp=2 or more (or ep, of experts), or engine fsdp2",
+        ),
+        Rule(
+            name="family without a tensor plan",
+            field="tp",
+            holds=lambda case: (case.layout.tp == 1) | (case.model.family not in NO_PLAN),
+            sentence=lambda case: (
+                f"Transformers has no tensor parallel plan for {case.model.name}, a {case.model.family}"
+            ),
+            fix=lambda case: "Use tp=1" + (", or engine deepspeed-autotp" if case.model.family != "gpt2" else ""),
+        ),
+        *tensor_rules(),
+        *APART,
+        *EXPERT,
+        fsdp2.STAGE,
+        Rule(
+            name="replicas of tensor parallel groups need shards",
+            field="dp_replicate",
+            holds=lambda case: (case.layout.dp_replicate == 1) | (case.layout.dp_shard > 1),
+            sentence=lambda case: "Accelerate replicates beside tensor parallelism only what FSDP2 shards",
+            fix=lambda case: f"Use dp_shard={case.layout.dp_replicate} and dp_replicate=1",
+        ),
+        accepts("method", ("full", "lora"), "4-bit weights are not split over tensor ranks"),
+        *SHARDED_TENSORS,
+        *COMMON,
+        *JOB,
+    )
+
+    def reduces_in_fp32(self, case: Case) -> bool:
+        """DistributedConfig's mixed precision gathers in bf16 and reduces in fp32."""
+        return case.job.precision in MIXED
+
+    def communication(self, case: Case) -> Communication:
+        """FSDP2's, but where experts are apart, or a tied table is in the root."""
+        if case.layout.ep > 1:
+            return _experts_apart(case, fsdp2.reduced_element_bytes(case, self.reduces_in_fp32(case)))
+        ahead = case.walked_model.tied and case.layout.reshard_after_forward
+        return _layer_ahead if ahead else super().communication(case)
+
+    def compute(self, case: Case) -> Compute:
+        """FSDP2 casts what it gathers; without it autocast does."""
+        computed = accelerate_compute(case, casts_weights=_sharded(case))
+        apart = not is_column(case.layout.ep) and case.layout.ep > 1
+        return msgspec.structs.replace(computed, sorts_received=True) if apart else computed
+
+    def filled(self, case: Case) -> Held:
+        """FSDP2's, where there is any."""
+        if is_column(case.layout.dp_shard) or not _sharded(case):
+            return self.resident(case)
+        held = super().filled(case)
+        return held | {"grads": held["grads"] + _kept_alive(case)} if "grads" in held else held
+
+    def load(self, case: Case) -> Held:
+        """The trainer splits and shards the model before it has data and fills a rank's parts weight by weight: beside
+        them there is one weight, in host memory."""
+        parts = fsdp2.weight_shards(case)
+        beside = part_bytes(case, case.shards) if case.cluster.gpu.kind == "cpu" else 0.0
+        return {"params": parts, "temporaries": in_shape_of(parts, beside)}
+
+    def step(self, case: Case) -> Held:
+        """FSDP2's, or of whole weights, where the update asks for the embedding's slice."""
+        if _sharded(case):
+            return super().step(case)
+        states = trained_states(case)
+        return self.resident(case) | {
+            "grads": fsdp2.trained_shards(case) + _sliced_away(case) * states.grad,
+            # DTensor copies the slice out of the whole gradient when an operation of the update, or all of it, asks for
+            # it.
+            "temporaries": maximum(
+                optimizer_temporaries(case, states.weight, sharded=False), _slice(case) * states.grad
+            ),
+        }
+
+    def holder(self, case: Case) -> Holder:
+        """FSDP2's, with what the embedding's whole gradient of an earlier micro-batch keeps alive; or weights and the
+        gradients made so far."""
+        if _sharded(case):
+            shards, alive = super().holder(case), _kept_alive(case)
+
+            def of_shards(moment: Moment, later: bool) -> Held:
+                found = shards(moment, later)
+                return found | {"grads": found["grads"] + alive} if later else found
+
+            return of_shards
+        element, stay = trained_states(case).grad, self.resident(case)
+        whole = (case.total(trainable=True) + _sliced_away(case)) * element
+
+        def held(moment: Moment, later: bool) -> Held:
+            waiting = waiting_elements(case, moment) * element
+            so_far: Number = whole + waiting if later else finished_elements(case, moment) * element
+            return stay | {"grads": so_far + moment.in_flight * element}
+
+        return held
+
+    def collectives(self, case: Case) -> list[Call]:
+        """FSDP2's (of one shard nothing is sent), and the plan's."""
+        return super().collectives(case) + self.split_calls(case)
+
+    def split_calls(self, case: Case) -> list[Call]:
+        """Those of the plan."""
+        # Under autocast the residual and the norms are as wide as the weights, and so are the gradients made for them.
+        ratio = (
+            where(case.layout.dp_shard > 1, 1.0, BYTES["fp32"] / BYTES["bf16"]) if self.reduces_in_fp32(case) else 1.0
+        )
+        return parallel_calls(case, sums_each_input=True, input_ratio=ratio, stops_early=True)
+
+    def ideal(self, case: Case) -> list[Call]:
+        """ZeRO-3's, and two all-reduces a layer each way."""
+        return super().ideal(case) + parallel_ideal(case)
 
 
-def split_calls(case: Case) -> list[Call]:
-    """Those of the plan."""
-    # Under autocast the residual and the norms are as wide as the weights, and so are the gradients made for them.
-    ratio = where(case.layout.dp_shard > 1, 1.0, BYTES["fp32"] / BYTES["bf16"]) if _reduces_in_fp32(case) else 1.0
-    return parallel_calls(case, sums_each_input=True, input_ratio=ratio, stops_early=True)
-
-
-def ideal(case: Case) -> list[Call]:
-    """ZeRO-3's, and two all-reduces a layer each way."""
-    return fsdp2.ideal(case, fp32_reduce=_reduces_in_fp32(case)) + parallel_ideal(case)
+ENGINE = TransformersTp()

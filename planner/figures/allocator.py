@@ -8,14 +8,6 @@ from __future__ import annotations
 from planner.basics.arith import Number, is_column, maximum, minimum, where
 from planner.basics.units import BYTES
 from planner.engines import engine_of
-from planner.engines.base import (
-    bytes_apart,
-    held_when_filled,
-    queued_forwards,
-    recorded_bytes,
-    single_blocks,
-    stream_pools,
-)
 from planner.parallelism.case import Case
 from planner.spec import Layout
 
@@ -94,8 +86,8 @@ def bytes_beside(case: Case, allocated: Number) -> Number:
     """What the allocator keeps for good beside `allocated` live bytes, whatever its coefficients: single allocations
     that nothing freed can hold, streams' own pools, and what loading took and training does not fill."""
     engine = engine_of(case.layout.engine)
-    apart = bytes_apart(engine, case) + logits_hole_bytes(case)
-    pools = stream_pools(engine, case)
+    apart = engine.apart(case) + logits_hole_bytes(case)
+    pools = engine.pools(case)
     if pools is None:
         return apart
     default = maximum(allocated - pools.gathers_in_use, pools.loaded)
@@ -119,14 +111,14 @@ def block_bytes(case: Case, allocated: Number) -> Number:
     kept: list[Number] = [0.0]
     beyond: list[Number] = [0.0]
     for here in map(case.at, case.stages()):
-        if (blocks := single_blocks(engine, here)) is None:
+        if (blocks := engine.blocks(here)) is None:
             return 0.0
         freed = _logits_bytes(here)
         made = sum(where(size > freed, size, 0.0) for size in blocks.sizes)
         lives.append(blocks.live)
         loads.append(blocks.loaded)
         kept.append(made)
-        beyond.append(sum(held_when_filled(engine, here).values()) + made - blocks.live)
+        beyond.append(sum(engine.filled(here).values()) + made - blocks.live)
     found = where(allocated > maximum(*lives), maximum(*kept), maximum(*beyond))
     return where(allocated > maximum(*loads), found, 0.0)
 
@@ -162,7 +154,7 @@ def pending_bytes(case: Case, forwards: Number | None = None) -> Number:
     if case.cluster.gpu.kind == "cpu":
         return 0.0
     engine, first = engine_of(case.layout.engine), case.at(next(case.stages()))
-    return (queued_forwards(engine, first) if forwards is None else forwards) * recorded_bytes(engine, first)
+    return (engine.forwards_queued(first) if forwards is None else forwards) * engine.recorded(first)
 
 
 def more_communicators(layout: Layout) -> Number:

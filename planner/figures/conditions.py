@@ -1,5 +1,4 @@
-"""Conditions of published runs, which took or spared what an answer to a user never assumes; and what an engine's own
-code takes of the host, in every run of it.
+"""Conditions of published runs, which took or spared what an answer to a user never assumes.
 
 Works on one layout and on columns. Not here: which runs had conditions (tests/truth/published), or what a host takes to
 start operations (passes.py).
@@ -7,17 +6,12 @@ start operations (passes.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 from msgspec.structs import replace
 
 from planner.basics.arith import Number, where
 from planner.basics.formula import formula
-from planner.engines import engine_of
-from planner.engines.base import HookOperations
 from planner.figures.comm import Traffic
-from planner.parallelism.case import Case
 from planner.spec.calibration import Coefficients
 
 
@@ -108,9 +102,3 @@ def polls_of(conditions: Conditions, stages: int, stage: int) -> tuple[float, fl
         for polls in (conditions.forward_polls, conditions.backward_polls)
     )
     return forward_s, backward_s
-
-
-def engine_operations(case: Case, unit: str) -> HookOperations:
-    """Operations' worth of the host that an engine's own code takes in one occurrence of a unit; none of most."""
-    own: Callable[[Case, str], HookOperations] | None = getattr(engine_of(case.layout.engine), "hooks", None)
-    return HookOperations() if own is None else own(case, unit)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from planner.basics.arith import Number, in_shape_of, is_column, maximum
 from planner.engines import engine_of
-from planner.engines.base import Held, load_host_bytes, loads_whole_model
+from planner.engines.base import Held
 from planner.engines.common import base_weight_bytes, whole_weight_bytes
 from planner.engines.host import host_states, state_transfers, update_accesses_bytes
 from planner.inventory import TERMS as WALK_TERMS
@@ -47,9 +47,9 @@ def loading_bytes(case: Case) -> Number:
     """Bytes of one rank in host memory while GPUs load their model: the largest weight as it comes and as it is held,
     the whole model where tensor ranks cut it only then (DeepSpeed's AutoTP), or weights that wait there."""
     engine = engine_of(case.layout.engine)
-    cut = loads_whole_model(engine, case)
+    cut = engine.loads_whole(case)
     built = parameters(case.model) * base_weight_bytes(case) if cut else 2 * whole_weight_bytes(case)
-    return maximum(built, load_host_bytes(engine, case))
+    return maximum(built, engine.load_host(case))
 
 
 def offload_traffic(case: Case) -> list[Transfer]:

@@ -14,7 +14,7 @@ import msgspec
 
 from planner.basics.arith import Number, is_column, maximum, where
 from planner.engines import engine_of
-from planner.engines.base import Held, load_host_bytes
+from planner.engines.base import Held
 from planner.figures.allocator import device_bytes as device_bytes  # others ask for both here
 from planner.figures.allocator import parts_beside, pending_bytes
 from planner.figures.allocator import reserved_bytes as reserved_bytes
@@ -218,7 +218,7 @@ def load_host(case: Case) -> Number:
     if not case.counts_load:
         return 0.0
     engine = engine_of(case.layout.engine)
-    return maximum(0.0, *(load_host_bytes(engine, case.at(stage)) for stage in case.stages()))
+    return maximum(0.0, *(engine.load_host(case.at(stage)) for stage in case.stages()))
 
 
 def host_bytes(case: Case) -> Number:

@@ -15,8 +15,6 @@ import msgspec
 from planner.basics.arith import Number, is_column, maximum, minimum, where
 from planner.basics.formula import formula
 from planner.engines import engine_of
-from planner.engines.base import Call
-from planner.engines.common import parallel_calls
 from planner.figures.comm import Traffic, traffic
 from planner.figures.conditions import NONE, Conditions, call_seconds
 from planner.figures.kernels.device import Device as Chip
@@ -356,8 +354,8 @@ def calling_of(case: Case, conditions: Conditions) -> dict[str, Passes] | None:
 def _within(case: Case) -> list[Traffic]:
     """The collectives inside every micro-batch's passes, through the whole model."""
     whole = case.unsplit
-    split_calls: Callable[[Case], list[Call]] = getattr(engine_of(case.layout.engine), "split_calls", parallel_calls)
-    return traffic(whole, [call for call in split_calls(whole) if call.axis in WITHIN and call.unit in UNITS])
+    calls = engine_of(case.layout.engine).split_calls(whole)
+    return traffic(whole, [call for call in calls if call.axis in WITHIN and call.unit in UNITS])
 
 
 def _seconds_within(case: Case, known: Coefficients) -> list[tuple[Traffic, Number]]:

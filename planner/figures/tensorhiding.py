@@ -1,6 +1,6 @@
 """Collectives of split linears that run beside those linears' own products: seconds of them that nobody waits for.
 
-Which run so is the engine's to say (engines/base.py, beside). Works on one layout and on columns. Not here: seconds of
+Which do is the engine's (engines/base.py, `beside`). Works on one layout and on columns. Not here: seconds of
 the collectives (linktime.py) or of the products (passes.py).
 """
 
@@ -15,7 +15,7 @@ from planner.figures.work import Load, matmul_flops, product_operands
 from planner.inventory import Weight
 from planner.inventory.names import names_of
 from planner.parallelism.case import LAYERS, Case
-from planner.parallelism.tensor import Beside, beside_seconds
+from planner.parallelism.tensor import beside_seconds
 
 CallSeconds = dict[tuple[str, str, str], Number]
 """Seconds of one call by unit, operation and phase."""
@@ -26,18 +26,18 @@ def hidden_of(
 ) -> dict[str, tuple[Number, Number]]:
     """Seconds of its tensor group's collectives that run beside the products of one occurrence of a unit, forward and
     backward: `share` of what could. Experts' products have no collective beside them."""
-    beside: Callable[[Case], list[Beside]] | None = getattr(engine_of(case.layout.engine), "beside", None)
     split = is_column(case.layout.tp) or case.layout.tp > 1
-    if beside is None or not split or not share:
+    if not split or not share:
         return {}
     whole = case.unsplit
+    beside = engine_of(case.layout.engine).beside(whole)
     again = ("forward", "backward") if case.layout.recompute == "full" else ("forward",)
     found: dict[str, tuple[Number, Number]] = {}
     for unit in LAYERS:
         hidden: dict[str, Number] = {"forward": 0.0, "backward": 0.0}
         for pair in pairs_of(whole, unit):
             products: dict[tuple[str, str], Number] = {}
-            for one in beside(whole):
+            for one in beside:
                 call_s = calls_s.get((unit, one.op, one.phase))
                 if call_s is None:
                     continue

@@ -13,9 +13,9 @@ import msgspec
 from planner.basics.arith import Number, ceil_div, is_column, maximum, where
 from planner.basics.formula import formula, watched
 from planner.basics.units import BYTES
+from planner.engines import engine_of
 from planner.figures.accumulation import added_up_bytes
 from planner.figures.beside import adapters_beside, unpacking
-from planner.figures.conditions import engine_operations
 from planner.figures.kernels.step import Asked
 from planner.figures.routing import bias_operations, gated_again_bytes, routed_bytes
 from planner.figures.unitkernels import (
@@ -263,7 +263,7 @@ def _layer_work(case: Case, unit: str) -> Work:
     element = element_bytes_of(case)
     unpacked, unpacked_back = unpacking(case, unit, element)
     adapts, adapts_back = adapters_beside(case, unit, element)
-    hooks = engine_operations(case, unit)
+    hooks = engine_of(case.layout.engine).hooks(case, unit)
     attended = attention_kernels(case, split)
     moe = model.moe if any(weight.expert for weight in case.units()[unit]) else None
     routed, returned = routed_bytes(case, moe, element) if moe else (0.0, 0.0)

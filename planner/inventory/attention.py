@@ -132,6 +132,7 @@ def _attended(run: Run, inputs: tuple[Tensor, ...]) -> Tensor:
         return math_attention(
             tape, q, k, v, heads=heads, groups=groups, element_bytes=compute.element_bytes, mask=mask or NOTHING,
             causal=causal, probability=compute.probability(model.attention_dropout), one_sequence=compute.one_sequence,
+            on_cpu=compute.on_cpu,
         )  # fmt: skip
     repeated: tuple[Tensor, ...] = ()
     if compute.masked and groups > 1:

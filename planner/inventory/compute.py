@@ -65,7 +65,8 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     its backward is over (DeepSpeed). `seq_len` is told to kernels that keep something quadratic in it, else 0.
     `masked` is whether packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are
     held or multiplied (forms.py). `on_cpu`: PyTorch's kernels keep other things there (devices.py), and peft asks
-    whether CUDA's autocast is on, which a CPU's is not.
+    whether CUDA's autocast is on, which a CPU's is not. `fuses_conversion`: products' results are in a format that a
+    softmax in fp32 reads without a copy (devices.fuses_conversion).
     `one_sequence` is told to attention that copies nothing where a micro-batch is one sequence: false of a larger one,
     true where micro-batches are a column, of which memory is a bound from below.
     `modules` are parts that run again by themselves (layout.RECOMPUTE_MODULES). `recipe` names how Transformer Engine's
@@ -180,6 +181,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     masked: bool = False
     layer_form: str = "plain"
     on_cpu: bool = False
+    fuses_conversion: bool = False
     one_sequence: bool = False
     modules: tuple[str, ...] = ()
     recipe: str = ""

@@ -63,19 +63,21 @@ def written_out_attention(
     if model.attention_soft_cap is not None:
         scores = soft_cap(tape, scores)
     # The mask is added; that of the model's own code is as wide as the residual stream, and makes the sum so.
-    wider = compute.weight_bytes / compute.element_bytes if compute.autocast and not compute.masked else 1.0
-    unmasked, scores = scores, tape.derived(scores, scores.size * wider, passes_on=wider == 1)
+    score_bytes = compute.weight_bytes if compute.autocast and not compute.masked else compute.element_bytes
+    masked_size = scores.size * (score_bytes / compute.element_bytes)
+    unmasked, scores = scores, tape.derived(scores, masked_size, passes_on=score_bytes == compute.element_bytes)
     if alibi:  # one function with the output's product, which has them until it ends
         tape.variables += (unmasked, tape.hold(scores))
     else:
         tape.drop(unmasked)
-    rows = _with_sinks(tape, scores, heads, width * wider) if sinks else tape.hold(scores)
-    ratio = 1.0 if sinks else 4.0 / (compute.element_bytes * wider)
-    converted = cast(tape, rows, ratio)
-    wide = tape.replaced(converted, tape.derived(converted, keeps_result=True))
+    rows = _with_sinks(tape, scores, heads, score_bytes * heads) if sinks else tape.hold(scores)
+    softmax_bytes = score_bytes if sinks else 4.0
+    wide = _softmax(
+        tape, rows, softmax_bytes / score_bytes, converts=not compute.fuses_conversion, on_cpu=compute.on_cpu
+    )
     own = slices(tape, wide, (1.0,))[0] if sinks else tape.hold(wide)
-    own.size = scores.size * ratio
-    narrow = cast(tape, own, 1 / (ratio * wider))
+    own.size = scores.size * (softmax_bytes / score_bytes)
+    narrow = cast(tape, own, compute.element_bytes / softmax_bytes)
     tape.drop(wide, own, scores)
     probabilities = compute.dropout(tape, narrow, model.attention_dropout)
     product = product_of(tape, probabilities, v, q.size)
@@ -86,6 +88,20 @@ def written_out_attention(
     else:
         tape.drop(probabilities)
     return output
+
+
+def _softmax(tape: Tape, x: Tensor, ratio: float, *, converts: bool, on_cpu: bool) -> Tensor:
+    """softmax(x, dtype=...) `ratio` times as large as x: keeps its result, and a GPU's backward multiplies that by its
+    gradient in a tensor apart. Unless one kernel does both, x is converted before (devices.fuses_conversion)."""
+    source = cast(tape, x, ratio) if converts else tape.hold(x)
+    output = tape.new(x.size * ratio, needs_grad=x.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        tape.grad_of(source)
+        if not on_cpu:
+            tape.release(tape.allocate(output.size))
+
+    return tape.replaced(source, tape.record(output, (output,), backward))
 
 
 def _with_sinks(tape: Tape, scores: Tensor, heads: int, width: float) -> Tensor:
@@ -120,6 +136,7 @@ def math_attention(
     causal: Size = NOTHING,
     probability: float = 0.0,
     one_sequence: bool = False,
+    on_cpu: bool = False,
 ) -> Tensor:
     """PyTorch's `_scaled_dot_product_attention_math` (devices.py says where): fp32 copies of the scaled q and of k and
     v for every head, and the fp32 softmax are kept; where probabilities are dropped, so are the noise and what it
@@ -137,7 +154,7 @@ def math_attention(
     scores = product_of(tape, q32, k32, Size(per_pair=4.0 * heads))
     tape.drop(q32, k32, columns)
     scores = tape.replaced(scores, cloned(tape, scores))  # the mask is added
-    weights = tape.replaced(scores, tape.derived(scores, keeps_result=True))
+    weights = tape.replaced(scores, _softmax(tape, scores, 1.0, converts=False, on_cpu=on_cpu))
     weights = tape.replaced(weights, dropout(tape, weights, probability, 1.0))
     narrow = tape.new(weights.size * (1 / ratio)) if ratio != 1 else tape.hold(weights)
     v32 = repeated(tape, wide[2], groups)

@@ -64,7 +64,7 @@ AXES = ("tp", "cp", "pp", "ep")
 ALWAYS_READ = ("engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_accum", "recompute")
 """Fields of a layout that mean something to every engine (which sizes are legal, its rules say)."""
 
-DEFAULTS = msgspec.structs.asdict(Layout(engine=""))
+DEFAULTS = msgspec.structs.asdict(Layout(engine="ddp"))
 
 
 def splits_only(engine: str) -> tuple[Rule, ...]:

@@ -13,13 +13,16 @@ from typing import Literal
 from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
 
-Form = Literal["text", "tokens", "json", "parquet", "texts", "dataset"]
-"""A .txt, a .bin of ids, rows of JSON (an array or a line each), parquet, a folder of .txt, a folder of `datasets`."""
+Form = Literal["text", "tokens", "json", "parquet", "texts", "jsons", "parquets", "dataset"]
+"""A .txt, a .bin of ids, rows of JSON (an array or a line each), parquet, a folder of files of one of these, a folder
+of `datasets`."""
 
 SUFFIXES: dict[str, Form] = {
     ".txt": "text", ".bin": "tokens", ".jsonl": "json", ".json": "json", ".parquet": "parquet",
 }  # fmt: skip
-BY_DATASETS = ("parquet", "dataset")
+FOLDERS: dict[Form, Form] = {"json": "jsons", "parquet": "parquets"}
+"""Forms of files whose folder is a form too, beside that of .txt files."""
+BY_DATASETS = ("parquet", "parquets", "dataset")
 """Forms that the package `datasets` reads."""
 STREAMS = ("text", "tokens")
 
@@ -38,6 +41,8 @@ PACKED = {b"\x1f\x8b": ".gz", b"PK\x03\x04": ".zip", b"\x28\xb5\x2f\xfd": ".zst"
 """How packed files begin, whatever their name."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LOOKED_AT = 2**16
+SPLITS = {"train", "training", "test", "testing", "valid", "validation", "val", "dev", "eval"}
+"""Words in the names of files that are parts of one data set, of which a run trains on one."""
 CHATS = re.compile(rb"\bmessages\b|\bconversations\b")
 
 
@@ -66,6 +71,11 @@ def check_name(path: Path, field: str) -> None:
         _refuse(path, field, path.suffix)
 
 
+def files_in(folder: Path) -> list[Path]:
+    """The data files that lie in a folder of them, in the order of their rows: by name."""
+    return sorted(one for one in folder.iterdir() if SUFFIXES.get(one.suffix) in FOLDERS and not one.is_dir())
+
+
 def holds_chats(path: Path, form: Form) -> bool:
     """Whether its first and last bytes, or a data set's own description, name columns of messages."""
     if form == "dataset":
@@ -75,6 +85,8 @@ def holds_chats(path: Path, form: Form) -> bool:
         with reading.opened(path) as file:
             file.seek(max(0, path.stat().st_size - LOOKED_AT))
             return CHATS.search(file.read(LOOKED_AT)) is not None
+    if form in FOLDERS.values():
+        return any(holds_chats(one, SUFFIXES[one.suffix]) for one in files_in(path))
     return form == "json" and re.search(rb'"(messages|conversations)"\s*:\s*\[', _head(path)) is not None
 
 
@@ -85,11 +97,29 @@ def _of_folder(path: Path, field: str) -> Form:
         raise PlannerError(field, path, rule, f"Name one of them: {path / (splits[0] if splits else 'train')}")
     if (path / "state.json").is_file():
         return "dataset"
+    files = files_in(path)
     if any(path.rglob("*.txt")):
+        if rows := next((one for one in files if one.suffix != ".json"), None):
+            rule = f"holds .txt files and {rows.name}, of which only one kind would be read"
+            raise PlannerError(field, path, rule, "Give each kind a folder of its own")
         return "texts"
-    files = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES)
-    rule = "is a folder with neither .txt files nor a data set of save_to_disk"
-    raise PlannerError(field, path, rule, f"Name a file in it: {files[0]}" if files else "Give a file")
+    if not files:
+        rule = "is a folder without .txt, .json, .jsonl or .parquet files, and no data set of save_to_disk"
+        raise PlannerError(field, path, rule, "Give a file, or the folder that holds the files")
+    return _of_files(path, files, field)
+
+
+def _of_files(path: Path, files: list[Path], field: str) -> Form:
+    first, *others = files
+    form = form_of(first, field)
+    if other := next((one for one in others if form_of(one, field) != form), None):
+        rule = f"holds {first.name} and {other.name}, of which only one kind would be read"
+        raise PlannerError(field, path, rule, "Give each kind a folder of its own")
+    words = {one: SPLITS.intersection(re.split(r"[^a-z]+", one.stem.lower())) for one in files}
+    if len(splits := sorted(set().union(*words.values()))) > 1:
+        trained = next((one for one in files if words[one] & {"train", "training"}), first)
+        raise PlannerError(field, path, f"holds the splits {', '.join(splits)}", f"Name one of them: {trained}")
+    return FOLDERS[form]
 
 
 def _refuse(path: Path, field: str, suffix: str) -> Form:

@@ -1,15 +1,20 @@
 """The engines there are: one record each, which every other part of the planner and the executor reads.
 
-Light on purpose: no engine's code is imported for it. Not here: what an engine computes, holds and sends
-(planner/engines/), or how it is started (executor/backends/).
+Other packages bring more by the entry point group `meshwright.engines`, each a `PackagedEngine`. Light on purpose: no
+engine's code is imported for it, and entry points are read for names that are not in the table, or where all engines
+are asked for. Not here: what an engine computes, holds and sends (planner/engines/), or how it is started
+(executor/backends/).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Literal
 
 import msgspec
+
+from planner.basics.errors import PlannerError, did_you_mean, refusing
 
 Copies = Literal["none", "replicas", "shards", "any"]
 
@@ -119,17 +124,6 @@ _RECORDS = (
         loops_experts=True,
     ),
     EngineFacts(
-        name="galvatron",
-        runtime="galvatron",
-        superseded=True,
-        zero_stages=(3,),
-        splits=("tp", "pp"),
-        copies="shards",
-        sync=(False, True),
-        schedules=(("gpipe", 1), ("1f1b", 1)),
-        sequence_parallel=True,
-    ),
-    EngineFacts(
         name="deepspeed",
         runtime="deepspeed-zero",
         framework="deepspeed",
@@ -218,15 +212,6 @@ _RECORDS = (
         sequence_parallel=True,
     ),
     EngineFacts(
-        name="internevo",
-        runtime="internevo",
-        superseded=True,
-        zero_stages=(0, 1),
-        splits=("tp", "pp"),
-        schedules=(("1f1b", 1), ("interleaved", 2)),
-        sequence_parallel=True,
-    ),
-    EngineFacts(
         name="nanotron",
         runtime="nanotron",
         zero_stages=(0, 1),
@@ -240,12 +225,66 @@ _RECORDS = (
 )
 
 ENGINES = {facts.name: facts for facts in _RECORDS}
-"""Every engine's facts by its name: its module's in planner/engines, with dashes."""
+"""Every known engine's facts by its name: a shipped one's is its module's in planner/engines, with dashes."""
+
+
+class PackagedEngine(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that another package brings: what its entry point names."""
+
+    facts: EngineFacts
+    code: str  # where its Engine (planner/engines/base.py) is: "package.module:NAME"
+    presets: str  # its folder, laid out like presets/, with the runtime that `facts` names and kernels of its own
+
+
+PACKAGED: dict[str, PackagedEngine] = {}
+"""Engines of other packages that are known, by name."""
+ENTRY_POINTS = "meshwright.engines"
+
+
+def add_engine(engine: PackagedEngine) -> None:
+    """Make an engine of another package known; no other has its name."""
+    ENGINES[engine.facts.name] = engine.facts
+    PACKAGED[engine.facts.name] = engine
+
+
+@cache
+def find_packaged() -> None:
+    """Make all engines known that installed packages bring (PlannerError where one cannot be loaded)."""
+    from importlib.metadata import entry_points  # reading them costs more than a whole estimate
+
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name in ENGINES:
+            continue
+        fix = f"Mend or remove the package {point.dist.name if point.dist else point.module}"
+        with refusing(Exception, f"engine {point.name}", point.value, "cannot be loaded", fix):
+            engine = point.load()
+        if not isinstance(engine, PackagedEngine) or engine.facts.name != point.name:
+            raise PlannerError(f"engine {point.name}", point.value, "must be a PackagedEngine of that name", fix)
+        add_engine(engine)
+
+
+def is_engine(name: str) -> bool:
+    """Whether there is an engine of that name, in the table or in an installed package."""
+    if name not in ENGINES:
+        find_packaged()
+    return name in ENGINES
+
+
+NOT_SHIPPED = dict.fromkeys(("galvatron", "internevo"), "tests.truth.engines")
+"""Engines that earlier versions had, with the package of the source tree that has them now."""
+
+
+def unknown_engine(field: str, name: str) -> PlannerError:
+    """The refusal of a name that is no engine's."""
+    if name in NOT_SHIPPED:
+        fix = f"The source tree has it in the package {NOT_SHIPPED[name]}"
+        return PlannerError(field, name, "is not shipped: published rows alone are predicted with it", fix)
+    return PlannerError(field, name, "is not an engine known here", did_you_mean(name, ENGINES))
 
 
 def engines_with(holds: Callable[[EngineFacts], bool]) -> tuple[str, ...]:
     """Engines whose facts hold something."""
-    return tuple(sorted(facts.name for facts in _RECORDS if holds(facts)))
+    return tuple(sorted(facts.name for facts in ENGINES.values() if holds(facts)))
 
 
 def offloading(field: str) -> tuple[str, ...]:

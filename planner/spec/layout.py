@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from planner.spec.engines import ENGINES, EngineFacts
+from planner.spec.engines import ENGINES, EngineFacts, is_engine
 
-if TYPE_CHECKING:
-    Engine = str
-else:
-    Engine = Literal[tuple(ENGINES)]  # so that a file with another name is refused when it is read
 CpMethod = Literal["ring", "allgather", "ulysses"]
 PpSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
 TokenDispatcher = Literal["alltoall", "deepep", "hybridep"]
@@ -61,7 +57,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     The four `zero3_` limits of stage 3's look-ahead default to DeepSpeed's own (runtime/zero/config.py).
     """
 
-    engine: Engine
+    engine: str
     dp_replicate: int = 1
     dp_shard: int = 1
     tp: int = 1
@@ -96,6 +92,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     zero3_persistence_elements: int = 100_000
     zero3_max_live_elements: int = 1_000_000_000
     zero3_max_reuse_elements: int = 1_000_000_000
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown engine, when a file is read too."""
+        if self.engine not in ENGINES and not is_engine(self.engine):
+            raise ValueError(f"{self.engine!r} is not an engine known here")
 
     @property
     def facts(self) -> EngineFacts:

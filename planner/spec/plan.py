@@ -18,6 +18,7 @@ from planner.basics.errors import PlannerError, refusing
 from planner.basics.names import check_texts
 from planner.basics.output import write_whole as write_whole  # others ask for it here
 from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
+from planner.spec.engines import is_engine, unknown_engine
 
 SCHEMA = "plan/1"
 AGAIN = "Make it again with planner recommend -o"
@@ -183,6 +184,10 @@ def decode_plan(raw: bytes, name: str = "plan") -> Plan:
     if major != SCHEMA.partition("/")[2]:
         fix = "Update meshwright, or make the plan again with this version"
         raise PlannerError(f"{name}: schema", head["schema"], f"this version reads {SCHEMA}", fix)
+    layout = head.get("layout")
+    engine = layout.get("engine") if isinstance(layout, dict) else None
+    if isinstance(engine, str) and not is_engine(engine):
+        raise unknown_engine(f"{name}: layout.engine", engine)
     try:
         plan = msgspec.json.decode(raw, type=Plan)
     except msgspec.ValidationError as error:

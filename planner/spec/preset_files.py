@@ -1,7 +1,7 @@
 """Find the TOML file of a preset by name, id or alias, and read it.
 
-Folders are searched in order: those given, those of MESHWRIGHT_PRESETS, the packaged one; the first that has the name
-wins. Not here: what the files hold (presets.py).
+Folders are searched in order: those given, those of MESHWRIGHT_PRESETS, the packaged one, those of packages that bring
+engines; the first that has the name wins. Not here: what the files hold (presets.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import planner
 from planner.basics import reading
 from planner.basics.errors import PlannerError, did_you_mean, refusing
 from planner.basics.names import check_name, check_texts, name_rule
+from planner.spec.engines import NOT_SHIPPED, PACKAGED, find_packaged, unknown_engine
 
 KINDS = ("models", "gpus", "nodes", "clusters", "runtimes", "kernels", "calibrations")
 ENVIRONMENT = "MESHWRIGHT_PRESETS"
@@ -55,7 +56,7 @@ def search_path(folders: Folders) -> list[Path]:
     for field, folder in given:
         if not folder.is_dir():
             raise PlannerError(field, folder, "is not a folder", "Name a folder laid out like presets/")
-    return [folder for _, folder in given] + [packaged()]
+    return [*(folder for _, folder in given), packaged(), *(Path(one.presets) for one in PACKAGED.values())]
 
 
 def by_path(kind: str, name: str, folders: Folders) -> tuple[str, Folders]:
@@ -88,8 +89,14 @@ def _file_of(kind: str, wanted: str, folders: Folders) -> Path | None:
 
 def found_file(kind: str, name: str, folders: Folders) -> Path:
     """The file of an id or alias, or a refusal that names the nearest."""
-    if path := find_file(kind, name, folders):
+    path = find_file(kind, name, folders)
+    if path is None and kind in ("runtimes", "kernels"):
+        find_packaged()
+        path = find_file(kind, name, folders)
+    if path is not None:
         return path
+    if kind == "runtimes" and name in NOT_SHIPPED:
+        raise unknown_engine("runtime", name)
     known = {*names(kind, folders=folders), *merged_aliases(kind, folders)}
     advice = did_you_mean(name, known) if known else f"No {kind} are installed"
     one = kind if kind == "kernels" else kind.removesuffix("s")

@@ -1,6 +1,6 @@
 """Fit the numbers of presets/kernel_times to all rows of the tables, and write them below the chips' facts.
 
-Not here: the fits themselves (planner/calibrate/kernels/fit.py).
+Not here: the fits themselves (tests/truth/kernel_fits/fit.py).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from planner.basics.tomltext import pairs
-from planner.calibrate.kernels.fit import backward_share, by_best, fit
 from planner.figures.kernels.device import named
 from planner.spec.kernel_times import GROUPS, AttentionTimes, Fitted, MemoryTimes, ProductTimes
 from scripts.kernels.measured import FITTED, PROJECT, TABLES, measured
+from tests.truth.kernel_fits.fit import backward_share, by_best, fit
 
 PRESETS = PROJECT / "presets" / "kernel_times"
 SECTION = {"product": "products", "experts": "experts", "attention": "attention", "collective": "collectives"}

@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 
 from planner.basics.tabletext import table
-from planner.calibrate.kernels.fit import fit
 from planner.calibrate.kernels.predict import Column, numbers, seconds_of
 from planner.figures.kernels.device import Device, named
 from planner.spec.kernel_times import GROUPS, KernelTimes
 from scripts.kernels import gaussian_process
 from scripts.kernels.measured import FITTED, Measured, measured
+from tests.truth.kernel_fits.fit import fit
 
 FOLDS = 5
 SEED = 0

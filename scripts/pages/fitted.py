@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from planner.calibrate.coverage import Coverage
-from planner.calibrate.probability import Probabilities, Threshold
 from planner.calibrate.report import Calibrated
 from planner.views.calibrate import HEAD, SOURCE_HEAD, entry_count, row_text, source_text
+from tests.truth.published.coverage import Coverage
+from tests.truth.published.probability import Probabilities, Threshold
 
 PAGE = """## Fitted against left out
 
@@ -108,7 +108,7 @@ def _share(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.1%}"
 
 
-def page(found: Calibrated, fits: Mapping[str, Probabilities], command: str) -> str:
+def page(found: Calibrated, held: Sequence[Coverage], fits: Mapping[str, Probabilities], command: str) -> str:
     """The whole page; `command` is what wrote it."""
     made = found.calibration
     lines = [
@@ -134,5 +134,5 @@ def page(found: Calibrated, fits: Mapping[str, Probabilities], command: str) -> 
         *(f"| {' | '.join(source_text(one))} |" for one in found.sources),
         "",
     ]
-    lines += [held_section(found.coverage), fits_section(fits)]
+    lines += [held_section(held), fits_section(fits)]
     return "\n".join(lines)

@@ -25,6 +25,8 @@ def page() -> str:
             import_module(found.name)
     by_module: dict[str, list[Step]] = {}
     for place, info in known_formulas().items():
+        if not place.startswith("planner."):
+            continue  # of an engine that is not shipped
         by_module.setdefault(place.rpartition(".")[0], []).append(info)
     parts = [HEAD]
     for module, infos in by_module.items():

@@ -23,7 +23,7 @@ from planned import make_plan as make_plan
 from safetensors.torch import load_file
 from warm import Nursery
 
-from executor.launchers.local import Host, Hosts
+from executor.launchers.local import LaunchedNode, LaunchedNodes
 from planner.spec.plan import Plan, encode_plan
 
 
@@ -77,7 +77,7 @@ def run_warm(
     *arguments: str,
     environment: dict[str, str] | None = None,
     module: str = "executor.worker.train",
-    hosts: Hosts | None = None,
+    hosts: LaunchedNodes | None = None,
     per_node: int | None = None,
 ) -> Finished:
     """Train a plan with ranks that are forked from a warm process; `environment` is added to every rank's. `module`
@@ -112,7 +112,7 @@ def run_warm(
     return Finished(folder=folder, exit_codes=by_node, output=output)
 
 
-def _place(host: Host) -> dict[str, str]:
+def _place(host: LaunchedNode) -> dict[str, str]:
     """A namespace's host for a rank that enters it: its name, its interface, and what is counted there."""
     return dict(host.env) | {"NETWORK_NAMESPACE": host.prefix[-1], "GLOO_SOCKET_IFNAME": str(host.interface)}
 

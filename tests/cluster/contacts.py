@@ -15,7 +15,7 @@ from typing import Any
 from hosts import TestHost
 
 from executor.hosts.checks.check import HERE
-from executor.hosts.ssh import Answer
+from executor.hosts.ssh import HostReply
 from planner.basics.errors import PlannerError
 
 ANSWER = """
@@ -31,13 +31,13 @@ class Inside:
     def __init__(self, hosts: Sequence[TestHost], before: dict[int, Sequence[str]] | None = None) -> None:
         self.hosts, self.before = hosts, before or {}
 
-    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[Answer]:
+    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[HostReply]:
         with ThreadPoolExecutor(len(requests)) as pool:
             asked = [pool.submit(self._one, node, request, timeout_s) for node, request in requests.items()]
             for one in as_completed(asked):
                 yield one.result()
 
-    def _one(self, node: int, request: dict[str, Any], timeout_s: float) -> Answer:
+    def _one(self, node: int, request: dict[str, Any], timeout_s: float) -> HostReply:
         words = [*self.before.get(node, ()), sys.executable, "-c", ANSWER]
         done = subprocess.run(
             self.hosts[node].words("OMP_NUM_THREADS=1", *words),
@@ -48,5 +48,5 @@ class Inside:
             check=False,
         )
         if done.returncode:
-            return Answer(node, HERE, error=PlannerError("host", None, done.stderr.strip()[-300:], exit_code=3))
-        return Answer(node, HERE, json.loads(done.stdout))
+            return HostReply(node, HERE, error=PlannerError("host", None, done.stderr.strip()[-300:], exit_code=3))
+        return HostReply(node, HERE, json.loads(done.stdout))

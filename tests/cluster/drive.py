@@ -63,7 +63,7 @@ def main(
     """Exit with the run's code, its record on stdout."""
     data = Path(run_dir).with_name("behaviour.txt")
     data.write_text(behaviour + "\n" + "x" * 8192)
-    options = launch.Options(
+    options = launch.RunOptions(
         run_dir=Path(run_dir), nodes=int(nodes), hosts=hosts, meet_s=float(meet_s), trainer=trainer
     )
     ready = launch.prepare(small_plan(data), options, lambda text: click.echo(text, err=True), NoFiles())

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from executor.folder.rundir import write_of_rank
 from executor.worker.data.data import micro_batches, open_rows, order_of
 from executor.worker.engines import start_engine
-from executor.worker.engines.base import Engine, NotFinite
+from executor.worker.engines.base import NotFinite, RankEngine
 from executor.worker.meter.meter import Unmetered
 from executor.worker.model.model import build_optimizer, unfilled_model
 from executor.worker.world import cpu
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def weights(engine: Engine) -> dict[str, torch.Tensor]:
+def weights(engine: RankEngine) -> dict[str, torch.Tensor]:
     """Copies of what this rank sees of the weights."""
     return {name: weight.detach().clone() for name, weight in engine.weights()}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from executor.measure.lines import Line
+from executor.measure.lines import FigureLine
 from executor.measure.report import MemoryReport, join_memory, join_traffic, prediction_of
 from planner.parallelism.groups import coordinates
 from planner.spec.plan import PhaseMemory, Plan
@@ -25,7 +25,7 @@ class Stage(NamedTuple):
 
     report: MemoryReport
     phase: PhaseMemory
-    terms: list[Line]
+    terms: list[FigureLine]
 
     @property
     def activation_share(self) -> float:
@@ -77,7 +77,7 @@ def wrong_memory(stages: list[Stage]) -> list[str]:
     return wrong
 
 
-def size_of_error(line: Line) -> float:
+def size_of_error(line: FigureLine) -> float:
     """Percent, without a sign; infinite where a side is missing."""
     return math.inf if line.error_percent is None else abs(line.error_percent)
 
@@ -88,7 +88,7 @@ def furthest(stages: list[Stage]) -> tuple[int, MemoryReport]:
     return place, stages[place].report
 
 
-def largest_difference(report: MemoryReport) -> Line:
+def largest_difference(report: MemoryReport) -> FigureLine:
     """The term that differs by most bytes in the phase that was the fullest when measured."""
     terms = [line for line in (*report.lines, *report.small) if line.name.startswith(f"{report.measured_phase}/")]
     return max(terms, key=lambda line: abs((line.predicted or 0) - (line.measured or 0)))

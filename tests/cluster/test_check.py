@@ -29,7 +29,7 @@ from waiting import PATIENCE_S, until
 
 from executor.hosts.checks import check
 from executor.preflight import preflight
-from executor.run.prepare import Options
+from executor.run.prepare import RunOptions
 from planner.spec import Gpu, Layout, inputs
 from planner.spec.plan import Plan, encode_plan
 
@@ -353,8 +353,8 @@ def test_ports_that_are_filtered_between_ranks_alone_are_found_by_the_all_reduce
         found = pair.check(a_plan(), "--all-reduce", "--master", "red:21236")
     bad = found.bad()
     assert found.code == 3 and {check for _, check in bad} == {"all-reduce"}, bad
-    assert "does not reach blue on ports of ranks' own" in bad["red", "all-reduce"]
-    assert "does not reach red on ports of ranks' own" in bad["blue", "all-reduce"]
+    assert "does not reach blue on the ports that ranks use" in bad["red", "all-reduce"]
+    assert "does not reach red on the ports that ranks use" in bad["blue", "all-reduce"]
     assert "Open every TCP port between the nodes" in bad["blue", "all-reduce"]
     nothing_stays(pair)
 
@@ -411,7 +411,7 @@ def test_other_code_on_a_host_is_named_where_the_transport_brings_none(pair: Pai
     other = tmp_path / "other.py"
     other.write_text(CODE.read_text() + "\n# changed\n")
     with mounted(pair.host("blue"), CODE, "--bind", str(other)):
-        options = Options(tmp_path / "run", 2)
+        options = RunOptions(tmp_path / "run", 2)
         contact = Inside(pair.made.hosts)
         found = check.checked(contact, NAMES, a_plan(), options, ranks=1, master="red", all_reduce=False)
     (row,) = found.failed
@@ -427,7 +427,7 @@ def test_a_rank_that_cannot_start_is_named_as_the_one_that_did_not_come(pair: Pa
 
     bad = found.bad()
     assert found.code == 3 and set(bad) == {("red", "all-reduce"), ("blue", "all-reduce")}, bad
-    assert "ranks [1] (blue) did not come" in bad["red", "all-reduce"]
+    assert "ranks [1] (blue) did not join" in bad["red", "all-reduce"]
     nothing_stays(pair)
 
 

@@ -89,7 +89,7 @@ def account(hosts: TestHosts, host: TestHost) -> Iterator[Path]:
             host.run("umount", "-l", "/etc/passwd")
 
 
-def looked(hosts_file: Path) -> list[ssh.Answer]:
+def looked(hosts_file: Path) -> list[ssh.HostReply]:
     """What the hosts of a file answer to the simplest question, in the file's order."""
     said: list[str] = []
     with ssh.contact(read_hosts(hosts_file), said.append) as contact:

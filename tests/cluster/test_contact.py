@@ -20,8 +20,8 @@ from hosts import TestHosts, network, running_on, unusable
 from waiting import until
 
 from executor.hosts import ssh, ssh_session
-from executor.hosts.hosts import Machine
-from executor.hosts.ssh import Answer
+from executor.hosts.hosts import HostEntry
+from executor.hosts.ssh import HostReply
 from executor.system.sources import sources
 
 pytestmark = [
@@ -52,13 +52,13 @@ def by_ssh(trio: TestHosts, monkeypatch: pytest.MonkeyPatch) -> TestHosts:
     return trio
 
 
-def machines(*names: str, **words: object) -> list[Machine]:
+def machines(*names: str, **words: object) -> list[HostEntry]:
     """Hosts with a Python of no project, which finds its packages where the prelude says."""
     given = {"python": BARE, "prelude": f"export PYTHONPATH={PACKAGES}"} | words
-    return [Machine(name, line=number, **given) for number, name in enumerate(names, 1)]  # type: ignore[arg-type]
+    return [HostEntry(name, line=number, **given) for number, name in enumerate(names, 1)]  # type: ignore[arg-type]
 
 
-def look(asked: list[Machine], said: list[str] | None = None) -> list[Answer]:
+def look(asked: list[HostEntry], said: list[str] | None = None) -> list[HostReply]:
     """What every host answers to the simplest question."""
     with ssh.contact(asked, (said if said is not None else []).append) as contact:
         return sorted(contact.ask({"kind": "look"}), key=lambda one: one.place)
@@ -132,10 +132,14 @@ def test_shared_connections_and_jump_hosts_are_ssh_s_own_affair(
 def test_words_of_the_host_file_are_no_words_of_a_shell(by_ssh: TestHosts, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     bad = [f"$(touch {canary})", f"`touch {canary}`", f"x; touch {canary}", f"a' ; touch {canary}; '"]
-    asked = [Machine("red", python=f"/no where/{word}") for word in [*bad, f"x\ntouch {canary}"]]
-    asked += [Machine("red", python=BARE, container=f"env 'A={word}'", prelude=None) for word in bad]
-    asked += [Machine(f"-oProxyCommand=touch {canary}"), Machine(f"red;touch {canary}"), Machine(f"$(touch {canary})")]
-    asked += [Machine("red", user=f"-oProxyCommand=touch {canary}")]
+    asked = [HostEntry("red", python=f"/no where/{word}") for word in [*bad, f"x\ntouch {canary}"]]
+    asked += [HostEntry("red", python=BARE, container=f"env 'A={word}'", prelude=None) for word in bad]
+    asked += [
+        HostEntry(f"-oProxyCommand=touch {canary}"),
+        HostEntry(f"red;touch {canary}"),
+        HostEntry(f"$(touch {canary})"),
+    ]
+    asked += [HostEntry("red", user=f"-oProxyCommand=touch {canary}")]
     answers = look(asked)
     assert all(one.error is not None for one in answers), answers
     assert not canary.exists()
@@ -186,8 +190,8 @@ def test_what_is_wrong_with_one_host_is_named_with_the_way_out_and_hides_no_othe
 def test_a_launcher_that_is_gone_leaves_no_process(by_ssh: TestHosts, number: signal.Signals) -> None:
     prelude = f"export PYTHONPATH={PACKAGES}"
     text = (
-        "import sys; from executor.hosts import ssh; from executor.hosts.hosts import Machine\n"
-        f"asked = [Machine(name, python={BARE!r}, prelude={prelude!r}) for name in ('red', 'blue')]\n"
+        "import sys; from executor.hosts import ssh; from executor.hosts.hosts import HostEntry\n"
+        f"asked = [HostEntry(name, python={BARE!r}, prelude={prelude!r}) for name in ('red', 'blue')]\n"
         "with ssh.contact(asked, print) as contact:\n"
         "    print([one.value['host'] for one in contact.ask({'kind': 'look'})], flush=True)\n"
         "    sys.stdin.read()\n"

@@ -71,7 +71,7 @@ def test_a_disk_that_fills_up_fails_the_training_and_the_record_says_so(small_di
 @ROOT
 def test_a_disk_without_room_for_a_run_is_refused_and_no_folder_is_left(small_disk, tmp_path):
     (tmp_path / "data.txt").write_text("x" * 99)
-    options = launch.Options(run_dir=small_disk / "run", nodes=1, trainer="tests.cluster.faulty")
+    options = launch.RunOptions(run_dir=small_disk / "run", nodes=1, trainer="tests.cluster.faulty")
     ready = launch.prepare(small_plan(tmp_path / "data.txt"), options, print, NoFiles())
     (small_disk / "others").write_bytes(bytes(900_000))
 
@@ -181,12 +181,12 @@ def test_what_a_killed_launcher_left_is_named_by_status_and_ended_by_stop_which_
 
     process.kill()
     process.wait()
-    assert status(folder).endswith(f"was killed; executor stop {folder} ends what it left\n")
+    assert status(folder).endswith(f"was killed; executor stop {folder} ends its remaining processes\n")
     assert not (folder / "run.json").exists()
     said = status(folder, "stop")
 
     assert said.startswith(f"launcher lost: its launcher (process {process.pid} on ")
-    assert "its network" in said and said.endswith("that it left are ended\n")
+    assert "; ended its remaining " in said and "its network" in said
     assert left_by(process.pid) == [] and processes_of(run_id(folder)) == []
     found = record(folder)
     assert (found["status"], found["exit_code"], found["cause"]) == ("launcher lost", 7, "launcher lost")

@@ -44,7 +44,7 @@ def run(
     """Two ranks of the trainer that hang or are slow as `env` says; of two nodes each in a namespace."""
     job = replace(FULL, recipe=replace(FULL.recipe, steps=steps, **recipe))
     plan = make_plan(Layout(engine="ddp", dp_replicate=2, micro_batch_size=2), job, nodes=nodes, per_node=2 // nodes)
-    options = launch.Options(
+    options = launch.RunOptions(
         run_dir=folder, nodes=nodes, hosts="loopback" if nodes == 1 else "namespaces", env=env,
         trainer="tests.cluster.hanging", stall_s=stall_s, max_restarts=max_restarts,
     )  # fmt: skip
@@ -101,7 +101,7 @@ def test_a_rank_that_is_stuck_at_the_same_step_again_is_not_started_a_third_time
     found = run(tmp_path / "run", "HOLD=1 4 9", max_restarts=4)
 
     assert (found.status, found.exit_code) == ("hung", 8)
-    assert found.message.endswith("it failed so at step 4 twice, and is not started a third time")
+    assert found.message.endswith("it failed so at step 4 twice, so it is not started a third time")
     assert [(one.status, one.steps, one.resumed_from) for one in found.attempts] == [("hung", 3, 0)]
     assert len(found.losses) == 3
 
@@ -128,7 +128,7 @@ def test_a_link_that_is_down_for_a_moment_is_let_be_and_one_that_stays_down_is_f
     worker.join()
 
     assert seen and (found.status, found.cause, found.failed_rank) == ("hung", "rank stuck", None), found.message
-    assert "look at the network between them" in found.message
+    assert "check the network between them" in found.message
     assert (folder / "run.json").stat().st_mtime - seen[0] < 20.0 + NAMED_S
 
 

@@ -138,7 +138,7 @@ def test_copies_of_the_folder_do_and_the_report_says_what_is_missing(
     assert_allclose(losses(red), expected, rtol=1e-5)
     assert (red / "weights" / "model.safetensors").exists() and not (blue / "metrics.jsonl").exists()
     report = executor("report", red)
-    assert report.returncode == 0 and "what ranks [1] measured is on their own hosts" in report.stdout
+    assert report.returncode == 0 and "the measurements of ranks [1] are on their own hosts" in report.stdout
 
 
 def test_other_data_on_one_host_are_refused_there_and_told_on_the_other(

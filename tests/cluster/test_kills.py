@@ -125,7 +125,7 @@ def test_a_slow_disk_puts_checkpoints_off_and_the_last_one_is_written_all_the_sa
     assert found.exit_codes == (0,), found.output
     written = [one.step for one in rundir.read_checkpoints(run) if not one.error]
     assert written == sorted(written) and written[-1] == 8 and 1 < len(written) < 8, found.output
-    assert "the checkpoint waits until the one before is written" in found.output
+    assert "the checkpoint waits until the previous one is written" in found.output
     assert check(run) == 8
 
 

@@ -124,14 +124,14 @@ def test_ranks_that_do_not_meet_in_time_are_a_failed_launch(folder):
     assert process.returncode == 4
     late = "ranks 0, 1 on node-0, node-1"
     assert str(record(folder)["message"]).startswith(f"after 12 s {late} were ")  # on a busy machine not even started
-    assert "Look at logs/node-0, logs/node-1, or at what it does there" in str(record(folder)["message"])
+    assert "Look at logs/node-0, logs/node-1, or at its stack" in str(record(folder)["message"])
     assert f"waiting: {late}: importing PyTorch, " in said
     assert processes_of(run_id(folder)) == []
 
 
 def test_a_port_that_is_taken_between_choosing_and_listening_is_replaced_by_the_next(folder, monkeypatch):
     (folder.parent / "behaviour.txt").write_text("finish\n" + "x" * 40)
-    options = launch.Options(run_dir=folder, nodes=2, hosts="loopback", meet_s=60, trainer="tests.cluster.standin")
+    options = launch.RunOptions(run_dir=folder, nodes=2, hosts="loopback", meet_s=60, trainer="tests.cluster.standin")
     said: list[str] = []
     with socket.socket() as thief:
         thief.bind(("", 0))
@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_between_choosing_and_listening_is_replaced_by_the_
 
 def test_a_start_whose_ranks_lose_each_other_is_tried_once_more_with_debugging_on_and_the_first_is_kept(folder):
     (data := folder.with_name("data.txt")).write_text("x" * 99)
-    options = launch.Options(run_dir=folder, nodes=1, hosts="loopback", meet_s=60, trainer="tests.cluster.shy")
+    options = launch.RunOptions(run_dir=folder, nodes=1, hosts="loopback", meet_s=60, trainer="tests.cluster.shy")
     said: list[str] = []
     done = launch.run(launch.prepare(small_plan(data), options, said.append, NoFiles()), said.append)
 
@@ -174,7 +174,7 @@ def test_a_start_whose_ranks_lose_each_other_is_tried_once_more_with_debugging_o
 def test_a_start_that_fails_for_a_reason_that_torch_names_is_not_tried_again(folder):
     (folder.with_name("behaviour.txt")).write_text("finish\n" + "x" * 40)
     env = ("GLOO_SOCKET_IFNAME=nosuch0",)
-    options = launch.Options(folder, 2, hosts="loopback", meet_s=60, trainer="tests.cluster.standin", env=env)
+    options = launch.RunOptions(folder, 2, hosts="loopback", meet_s=60, trainer="tests.cluster.standin", env=env)
     said: list[str] = []
     ready = launch.prepare(small_plan(folder.with_name("behaviour.txt")), options, said.append, NoFiles())
     done = launch.run(ready, said.append)

@@ -62,11 +62,11 @@ def pod(hosts: TestHosts, node: int, tmp_path: Path, job: str) -> subprocess.Pop
 def by_hand(hosts: TestHosts, folder: Path) -> list[subprocess.Popen[str]]:
     """The nodes, joined once more by a loop, after resume has made the folder ready."""
     refused = ended(joining(hosts, 0, folder))[0]
-    assert refused[0] == 2 and "Go on with executor resume RUN, then join again" in refused[1]
+    assert refused[0] == 2 and "Continue with executor resume RUN, then join again" in refused[1]
     again = executor("resume", folder, *(f"--env={name}={value}" for name, value in SECRET.items()))
     assert again.returncode == 0, again.stderr
     assert again.stdout.splitlines() == [f"executor join {folder} --node-rank {node} --master HOST" for node in (0, 1)]
-    assert f"going on after step 10 of {STEPS}, from checkpoint step-10" in again.stderr
+    assert f"resuming after step 10 of {STEPS}, from checkpoint step-10" in again.stderr
     given = [shlex.quote(f"--env={name}={value}") for name, value in SECRET.items()]  # ssh's words are a shell's
     return [joining(hosts, node, folder, "--master", "red", *given) for node in (0, 1)]
 

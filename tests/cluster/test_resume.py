@@ -27,7 +27,7 @@ from test_launch import start as start_process
 from waiting import PATIENCE_S, until
 
 from executor.folder import rundir
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.follow import attach
 from executor.measure import report
 from executor.run import attempts, launch, reap, resume
@@ -63,9 +63,9 @@ def plan_of(name: str) -> Plan:
 
 
 def start(plan: Plan, folder: Path, *env: str, max_restarts: int = 0) -> RunRecord:
-    options = launch.Options(
+    options = launch.RunOptions(
         run_dir=folder, nodes=1, hosts="loopback", env=(*env, f"EVERY={EVERY}"), trainer="tests.cluster.hanging",
-        max_restarts=max_restarts, checkpoints=Policy(every=str(EVERY)),
+        max_restarts=max_restarts, checkpoints=CheckpointSchedule(every=str(EVERY)),
     )  # fmt: skip
     return launch.execute(launch.prepare(plan, options, print), print)
 
@@ -125,7 +125,7 @@ def test_the_launcher_starts_again_by_itself_and_stops_at_the_same_failure(tmp_p
 
     again = start(plan, tmp_path / "again", f"DIE=1 {DEATH} 9", max_restarts=5)
     assert again.status == "training failed" and len(again.attempts) == 1
-    assert again.message.endswith("it failed so at step 12 twice, and is not started a third time")
+    assert again.message.endswith("it failed so at step 12 twice, so it is not started a third time")
 
 
 @pytest.mark.long
@@ -193,7 +193,7 @@ def test_another_layout_goes_on_within_rounding_and_a_damaged_checkpoint_is_pass
     other = resume.planned(folder, plan_of("zero3"))
     options, place = resume.going(folder, other, said.append, environment=GIVEN)
     ready = launch.prepare(other, options, said.append)
-    assert place.step == 5 and any("passed over checkpoint step-10" in line for line in said)
+    assert place.step == 5 and any("skipped checkpoint step-10" in line for line in said)
     resume.put_aside(ready, place, said.append)
     done = launch.execute(ready, said.append)
 

@@ -134,9 +134,9 @@ def test_hosts_change_places_and_what_one_of_them_lacks_is_passed_over(
     code, said = ended(resumed(pair, folder, *words))
 
     assert code == 0, said
-    assert f"passed over checkpoint step-{newest}: was not completed (on blue)" in said
-    assert f"passed over checkpoint step-{second}: rank-1.safetensors is damaged" in said
-    assert f"going on after step {third} of {STEPS}" in said
+    assert f"skipped checkpoint step-{newest}: was not completed (on blue)" in said
+    assert f"skipped checkpoint step-{second}: rank-1.safetensors is damaged" in said
+    assert f"resuming after step {third} of {STEPS}" in said
     losses = tuple(json.loads((folder / "run.json").read_text())["losses"])
     if layout is FSDP2:
         assert losses == whole(plan, tmp_path)
@@ -164,7 +164,7 @@ def test_a_schedulers_signal_has_every_host_write_its_part(pair: TestHosts, tmp_
     assert blue.keys() == {step}
     assert f"with the checkpoint step-{step}" in said
     code, said = ended(resumed(pair, folder))
-    assert code == 0 and f"going on after step {step} of {STEPS}" in said, said
+    assert code == 0 and f"resuming after step {step} of {STEPS}" in said, said
     assert tuple(json.loads((folder / "run.json").read_text())["losses"]) == whole(plan, tmp_path)
     nothing_stays(pair)
 

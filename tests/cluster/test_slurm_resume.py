@@ -101,7 +101,7 @@ def test_a_cancelled_job_leaves_a_checkpoint_and_resume_submits_it_again(
     assert place is not None and not skipped
     step = checkpoints.complete(place).step
     assert (found["status"], found["exit_code"]) == ("interrupted", 143) and step > 10 and step % 10
-    words = f"job {number} was cancelled (scancel); run: ended as it was asked to after step {step} of {STEPS}, with"
+    words = f"job {number} was cancelled (scancel); run: ended on request after step {step} of {STEPS}, with"
     assert found["message"] == f"stopped by SIGTERM: {words} the checkpoint step-{step}."
 
     again = executor(pair, "resume", folder)
@@ -178,7 +178,7 @@ def test_a_run_in_an_allocation_goes_on_in_another(pair: TestSlurm, plan: Plan, 
     _, said = begun.communicate(timeout=LONGEST_S)
     found = record_of(folder)
     assert begun.returncode == 143, said
-    assert found["message"].startswith("stopped by SIGTERM: run: ended as it was asked to after step"), found["message"]
+    assert found["message"].startswith("stopped by SIGTERM: run: ended on request after step"), found["message"]
 
     words = (EXECUTOR, "resume", folder, "--yes")
     done = pair.run("salloc", "--nodes=2", *words, timeout_s=LONGEST_S, OMP_NUM_THREADS="1")

@@ -275,7 +275,7 @@ def test_a_rank_that_starts_and_does_not_join_is_named_alone(pair: TestHosts, tm
     told = next(line for line in one.stderr if line.startswith("waiting: rank"))
     came = json.loads((folder / "states" / "rank-0.json").read_text())
     assert came["state"] == "joining" and time.time() - came["time_ns"] / 1e9 < 15
-    assert "rank 1 on blue was started and does not join the others; 1 that came first wait" in told
+    assert "rank 1 on blue was started and has not joined; 1 rank waits" in told
     one.send_signal(signal.SIGINT)
     assert ended(one)[0] == 130
     nothing_stays(pair)
@@ -306,7 +306,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_any_host(
     nothing_stays(pair)
     monkeypatch.setenv("MESHWRIGHT_SSH", f"ssh -F {pair.ssh_config}")
     status = subprocess.run([EXECUTOR, "status", folder], capture_output=True, text=True, check=True).stdout
-    assert f"executor stop {folder} ends what it left" in status and not (folder / "run.json").exists()
+    assert f"executor stop {folder} ends its remaining processes" in status and not (folder / "run.json").exists()
     stopped = subprocess.run([EXECUTOR, "stop", folder, "--yes"], capture_output=True, text=True, check=True)
     assert "hosts.json names red, blue (prelude " in stopped.stderr
     assert "ended" not in stopped.stdout and stopped.stdout.startswith("launcher lost: its launcher (process ")
@@ -342,7 +342,7 @@ def test_a_launcher_that_says_nothing_is_missed_by_its_hosts(
 
     code, said = ended(one)
     assert code == 7 and "Fatal" not in said, said
-    assert ": heard nothing of its launcher for 15 s, and ended what it had" in str(record(folder)["message"])
+    assert ": lost contact with its launcher for 15 s, and ended its processes" in str(record(folder)["message"])
 
 
 @pytest.mark.long
@@ -396,7 +396,7 @@ def test_a_host_that_cannot_be_reached_is_named_and_hides_no_other(pair: TestHos
     )  # fmt: skip
 
     assert done.returncode == 3
-    assert "of 3 hosts the first 2 are used" in done.stderr
+    assert "using the first 2 of 3 hosts" in done.stderr
     assert "line 1=red: starts no Python" in done.stderr
     assert "line 2=nowhere.invalid: does not resolve. Correct the name in the host file" in done.stderr
     assert time.monotonic() - begun < 15 and not (tmp_path / "run").exists()

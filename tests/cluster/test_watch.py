@@ -21,7 +21,7 @@ from test_launch import both_wait, run_id, start
 from test_resume import HOST, plan_of
 from waiting import until
 
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.follow import attach
 from executor.run import launch
 from executor.system.processes import processes_of
@@ -71,9 +71,9 @@ def piped(*words: str) -> subprocess.Popen[str]:
 
 def test_a_run_is_watched_over_a_restart_to_its_end(tmp_path):
     folder, seen, echoed = tmp_path / "run", {}, []
-    options = launch.Options(
+    options = launch.RunOptions(
         run_dir=folder, nodes=1, hosts="loopback", env=("DIE=1 12 1", "EVERY=5"), trainer="tests.cluster.hanging",
-        max_restarts=1, checkpoints=Policy(every="5"),
+        max_restarts=1, checkpoints=CheckpointSchedule(every="5"),
     )  # fmt: skip
 
     def train() -> None:
@@ -93,7 +93,7 @@ def test_a_run_is_watched_over_a_restart_to_its_end(tmp_path):
     assert seen["ends"].status == "completed", seen["ends"].message
     assert (text.returncode, lines.returncode, terminal.ended()) == (0, 0, 0), err
     restart = [line for line in out.splitlines() if line.startswith("start 1: ")]
-    assert len(restart) == 1 and "rank 1" in restart[0] and restart[0].endswith("went on after step 10"), out
+    assert len(restart) == 1 and "rank 1" in restart[0] and restart[0].endswith("resumed after step 10"), out
     assert out.splitlines()[-1].startswith("completed  step 32/32  loss ") and "checkpoint step-30 of" in out
     assert {"starting", "completed"} <= {one["status"] for one in said}
     assert [one["exit_code"] for one in said] == [None] * (len(said) - 1) + [0]
@@ -117,13 +117,13 @@ def test_ctrl_c_ends_the_watching_alone_and_a_killed_launcher_is_seen_and_left(t
     terminal = Terminal(EXECUTOR, "watch", str(folder))
     until(lambda: "Ctrl-C ends" in terminal.shown, "the first look", lambda: terminal.shown)
     terminal.type(b"\x03")
-    assert terminal.ended() == 130 and "the watching ended, the run did not" in terminal.shown
+    assert terminal.ended() == 130 and "watching stopped; the run continues" in terminal.shown
     assert launcher.poll() is None
 
     detached = Terminal(EXECUTOR, "attach", str(folder), "--from-start")
     until(lambda: "node-1:1  rank 1 met 2" in detached.shown, "the ranks' lines", lambda: detached.shown)
     detached.type(b"\x03")
-    assert detached.ended() == 130 and "detached: the run goes on" in detached.shown and launcher.poll() is None
+    assert detached.ended() == 130 and "detached; the run continues" in detached.shown and launcher.poll() is None
 
     watching, attached = piped("watch", str(folder)), piped("attach", str(folder))
     assert watching.stdout is not None and watching.stdout.readline().startswith("running")

@@ -41,13 +41,13 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[local.Hosts]:
+def hosts() -> Iterator[local.LaunchedNodes]:
     two = local.describe(2, "namespaces")
     with local.opened(two):
         yield two
 
 
-def trained(layout: Layout, folder: Path, hosts: local.Hosts) -> Finished:
+def trained(layout: Layout, folder: Path, hosts: local.LaunchedNodes) -> Finished:
     """A layout as two nodes, with validations between the steps."""
     text = folder / "held-out.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40)

@@ -49,7 +49,7 @@ def test_one_device_trains_the_model_itself_and_two_a_replica_each(tmp_path: Pat
 @pytest.mark.smoke
 def test_the_launchers_ranks_train_what_forked_ones_do(tmp_path: Path, split_run: SplitRun) -> None:
     forked = split_run("fsdp2-accum1")
-    options = launch.Options(run_dir=tmp_path / "run", nodes=2, hosts="loopback")
+    options = launch.RunOptions(run_dir=tmp_path / "run", nodes=2, hosts="loopback")
     done = launch.execute(launch.prepare(read_run_plan(forked.folder), options, print), print)
 
     assert done.status == "completed", done.message

@@ -140,8 +140,8 @@ def _rank(rank: int, job: dict[str, Any], words: Any) -> int:
             words[8] = 1
         while not words[8]:
             time.sleep(0.001)
-        policy = Policy(every="20", keep_last=job.get("keep_last", 1))
-        saver = Saver(PLAN, run, Folders(job.get("attempt", "a"), rank, leaders, store), policy)
+        policy = CheckpointSchedule(every="20", keep_last=job.get("keep_last", 1))
+        saver = Saver(PLAN, run, RunFolders(job.get("attempt", "a"), rank, leaders, store), policy)
         saver_module.POLL_S = folders.LOOK_S = 0.002
         for place, step in enumerate(job["steps"]):
             saver.save(step, step, views(rank, step))
@@ -166,8 +166,8 @@ def views(rank: int, step: int) -> list[Any]:
         whole = torch.arange(NUMBERS, dtype=torch.float32) + step * 10000 + offset
         mine = (rank * half, (rank + 1) * half)
         shape, box = (NUMBERS,), ((0, NUMBERS),)
-        found.append(View("sharded", kind, shape, box, mine, whole[slice(*mine)].clone()))
-        found.append(View("held", kind, shape, box, (0, NUMBERS), whole.clone(), (rank, WORLD)))
+        found.append(StateView("sharded", kind, shape, box, mine, whole[slice(*mine)].clone()))
+        found.append(StateView("held", kind, shape, box, (0, NUMBERS), whole.clone(), (rank, WORLD)))
     return found
 
 
@@ -193,12 +193,12 @@ if __name__ == "__main__":
     from torch.distributed import FileStore
 
     from executor.folder import checkpoints
-    from executor.folder.checkpoint_policy import Policy
+    from executor.folder.checkpoint_policy import CheckpointSchedule
     from executor.worker.checkpoints import folders, shards
     from executor.worker.checkpoints import saver as saver_module
-    from executor.worker.checkpoints.folders import Folders
+    from executor.worker.checkpoints.folders import RunFolders
     from executor.worker.checkpoints.saver import Saver
-    from executor.worker.model.pieces import View
+    from executor.worker.model.pieces import StateView
     from planner.spec import Layout
 
     torch.set_num_threads(1)

@@ -8,14 +8,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from executor.hosts import remote, ssh
-from executor.hosts.remote import Link
+from executor.hosts import remote
+from executor.hosts.remote import LauncherConnection
 from executor.hosts.ssh_session import Session
 from executor.system import frames
 
@@ -62,8 +59,8 @@ class Here(Session):
 
     def start(self) -> None:
         (questions, asking), (hearing, answers) = os.pipe(), os.pipe()
-        self.writer = frames.Writer(os.fdopen(asking, "wb"))
-        link = Link(os.fdopen(questions, "rb"), os.fdopen(answers, "wb"))
+        self.writer = frames.FrameWriter(os.fdopen(asking, "wb"))
+        link = LauncherConnection(os.fdopen(questions, "rb"), os.fdopen(answers, "wb"))
         self.process = SimpleNamespace()  # type: ignore[assignment]
         self._threads = [
             threading.Thread(target=work, daemon=True)
@@ -86,7 +83,7 @@ class Here(Session):
             one.join(patience_s)
             assert not one.is_alive()
 
-    def _answer(self, link: Link) -> None:
+    def _answer(self, link: LauncherConnection) -> None:
         while (question := link.questions.get()) is not None:
             remote._answer(link, question[0])
         link._writer.close()
@@ -95,27 +92,3 @@ class Here(Session):
         with os.fdopen(hearing, "rb") as stream:
             while (came := frames.read(stream)) is not None:
                 self.events.put((self.place, *came))
-
-
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> Callable[[Says], list[tuple[int, Said]]]:
-    """Has every host answer by a function; returns the launcher's messages, each with the place of its host."""
-
-    def let(says: Says) -> list[tuple[int, Said]]:
-        told: list[tuple[int, Said]] = []
-        made = type("Made", (Written,), {"says": staticmethod(says), "told": told, "gone": set()})
-        monkeypatch.setattr(ssh, "Session", made)
-        return told
-
-    return let
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[bool], None]:
-    """Lets this process be the host of a run, which has the launcher's disk or has not."""
-    monkeypatch.chdir(tmp_path)  # a node goes to its folder
-
-    def let(sees: bool) -> None:
-        monkeypatch.setattr(ssh, "Session", type("Seen", (Here,), {"sees": sees}))
-
-    return let

@@ -6,7 +6,8 @@ Not here: what a test expects of them (test_forms.py, tests/cluster/test_forms_t
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,14 @@ def _parquet(path: Path, rows: list[Any]) -> Path:
     return path
 
 
+def _files(write: Callable[[Path, list[Any]], Path], path: Path, rows: list[Any]) -> Path:
+    """A file of two rows each, written last to first."""
+    path.mkdir()
+    for first in reversed(range(0, len(rows), 2)):
+        write(path / f"{first:03}", rows[first : first + 2])
+    return path
+
+
 def _saved(path: Path, rows: list[Any]) -> Path:
     from datasets import Dataset
 
@@ -79,6 +88,8 @@ FORMS = {
     "tools": (_lines, _tools),
     "texts": (_texts, lambda prompt, answer: f"{prompt}\n{answer}"),
     "dataset": (_saved, _chat),
+    "folder of lines": (partial(_files, _lines), _chat),
+    "folder of parquet": (partial(_files, _parquet), _chat),
 }
 """How each form is written, and what a prompt and its answer are in it."""
 

@@ -8,20 +8,16 @@ claim, or real agents (tests/cluster).
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import pytest
 from kept import PLAN
 
 from executor.backends.common import read_back
 from executor.launchers import local
 from executor.run import prepare
-from executor.run.prepare import Options, Prepared
-from planner.ask import launchable
+from executor.run.prepare import PreparedRun, RunOptions
 from planner.parallelism.rules import Rule
 from planner.spec.plan import Plan
 
@@ -71,15 +67,6 @@ class Plain:
         return {"PLAIN": folder}
 
 
-@pytest.fixture
-def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
-    """Agents of this test's launches are the script."""
-    monkeypatch.setitem(launchable.OWN, "plain", "scripted:Plain")
-    made = Agents(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(made.script))
-    yield made
-
-
 class Agents:
     """The script of all agents, and runs that they start."""
 
@@ -100,9 +87,9 @@ class Agents:
         runtime = msgspec.structs.replace(PLAN.runtime, backend="plain")
         return msgspec.structs.replace(PLAN, cluster=cluster, layout=layout, runtime=runtime, inputs=()).sealed()
 
-    def ready(self, nodes: int = 1, processes: int = 2, **options: object) -> Prepared:
+    def ready(self, nodes: int = 1, processes: int = 2, **options: object) -> PreparedRun:
         """A run that may start, on nodes that share this machine's loopback interface."""
-        asked = Options(self.place / "run", nodes, **options)  # type: ignore[arg-type]
+        asked = RunOptions(self.place / "run", nodes, **options)  # type: ignore[arg-type]
         made = prepare.decided(self.plan(nodes, processes), asked, lambda _: None)
         return replace(made, hosts=local.describe(nodes, "loopback"))
 

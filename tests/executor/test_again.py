@@ -16,7 +16,7 @@ from kept import PLAN, checkpoint, record
 from executor.folder import rundir
 from executor.launchers import local
 from executor.run import attempts, launch
-from executor.run.prepare import Options, Prepared
+from executor.run.prepare import PreparedRun, RunOptions
 from executor.system import environment
 from executor.watch import verdict
 from executor.worker.world import wire
@@ -32,9 +32,9 @@ class Starts:
     """Each start logs its steps, counted from 0, and ends with its record."""
 
     ends: list[tuple[int, RunRecord, bool]]
-    seen: list[Prepared] = field(default_factory=list)
+    seen: list[PreparedRun] = field(default_factory=list)
 
-    def __call__(self, ready: Prepared) -> tuple[RunRecord, bool]:
+    def __call__(self, ready: PreparedRun) -> tuple[RunRecord, bool]:
         self.seen.append(ready)
         steps, ended, again = self.ends[len(self.seen) - 1]
         lines = [{"step": step, "loss": 1.0, "step_s": 0.5, "time": 100.0 + step} for step in range(steps)]
@@ -44,13 +44,13 @@ class Starts:
         return ended, again
 
 
-def ready(folder: Path, restarts: int) -> Prepared:
+def ready(folder: Path, restarts: int) -> PreparedRun:
     rundir.create(folder, PLAN, {})
     (folder / "checkpoints").mkdir()
-    options = Options(run_dir=folder, nodes=1, max_restarts=restarts)
+    options = RunOptions(run_dir=folder, nodes=1, max_restarts=restarts)
     backend = find_backend("accelerate")
     assert backend is not None
-    return Prepared(PLAN, backend, local.Hosts("loopback", ()), options, "id", 2, {})
+    return PreparedRun(PLAN, backend, local.LaunchedNodes("loopback", ()), options, "id", 2, {})
 
 
 def failed(status: str = "training failed") -> RunRecord:
@@ -94,7 +94,7 @@ def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time_and_run_jso
     ended = attempts.repeated(ready(tmp_path / "run", 5), some, lambda _: None)
 
     assert len(some.seen) == 2
-    assert ended.message.endswith("; it failed so at step 4 twice, and is not started a third time")
+    assert ended.message.endswith("; it failed so at step 4 twice, so it is not started a third time")
     kept = rundir.read_record(tmp_path / "run")
     assert kept is not None and kept.message == ended.message and len(kept.attempts) == 1
 
@@ -106,7 +106,7 @@ def test_another_failure_at_the_same_step_is_tried_again(tmp_path: Path) -> None
 
 
 def test_a_start_that_is_refused_ends_the_run_as_the_one_before_failed(tmp_path: Path) -> None:
-    def refuse(_: Prepared) -> Prepared:
+    def refuse(_: PreparedRun) -> PreparedRun:
         raise PlannerError("host", "b", "does not answer", "Look at it")
 
     some = Starts([(3, failed(), True)])

@@ -16,10 +16,10 @@ from test_rundir import make_plan
 
 from executor.folder import joining
 from executor.hosts import ssh
-from executor.hosts.checks.check import ASK_S, HERE, Checked, checked
-from executor.hosts.checks.host import REDUCED_BYTES, Answer, reduce_seconds
+from executor.hosts.checks.check import ASK_S, HERE, CheckTable, checked
+from executor.hosts.checks.host import REDUCED_BYTES, CheckReply, reduce_seconds
 from executor.preflight.findings import Finding
-from executor.run.prepare import Options
+from executor.run.prepare import RunOptions
 from planner.basics.errors import PlannerError
 from planner.calibrate.collective import call_seconds
 from planner.spec import Layout
@@ -41,14 +41,14 @@ class Hosts:
     asked: list[tuple[str, list[int], float]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
 
-    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[ssh.Answer]:
+    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[ssh.HostReply]:
         step = next(iter(requests.values()))["step"]
         self.asked.append((step, list(requests), timeout_s))
         for node, request in requests.items():
             self.requests.append(request)
             if node in self.silent.get(step, set()):
                 silence = PlannerError("answer", None, "does not answer", "Look at it", exit_code=3)
-                yield ssh.Answer(node, HERE, error=silence)
+                yield ssh.HostReply(node, HERE, error=silence)
                 continue
             failing = self.failing.get(step, {}).get(node)
             findings = [Finding(check=failing, status="fail", rule="is wrong", fix="Mend it")] if failing else []
@@ -56,18 +56,18 @@ class Hosts:
             reduced = [{"rank": rank, "seconds": self.seconds, "bytes": REDUCED_BYTES} for rank in ranks]
             facts = FACTS if step == "facts" else {}
             ahead_s = float(node) if step == "reach" else None
-            yield ssh.Answer(
+            yield ssh.HostReply(
                 node,
                 HERE,
                 msgspec.to_builtins(
-                    Answer(node=node, host="?", findings=findings, facts=facts, ahead_s=ahead_s, reduced=reduced)
+                    CheckReply(node=node, host="?", findings=findings, facts=facts, ahead_s=ahead_s, reduced=reduced)
                 ),
             )
 
 
-def ask(hosts: Hosts, names: tuple[str, ...] = ("a", "b", "c"), plan: Plan = PLAN, **more: Any) -> Checked:
+def ask(hosts: Hosts, names: tuple[str, ...] = ("a", "b", "c"), plan: Plan = PLAN, **more: Any) -> CheckTable:
     return checked(
-        hosts, names, plan, Options(Path("run"), 1), **({"ranks": 2, "master": "10.0.0.1", "port": 1} | more)
+        hosts, names, plan, RunOptions(Path("run"), 1), **({"ranks": 2, "master": "10.0.0.1", "port": 1} | more)
     )
 
 
@@ -75,7 +75,7 @@ def steps(hosts: Hosts) -> list[tuple[str, list[int]]]:
     return [(step, nodes) for step, nodes, _ in hosts.asked]
 
 
-def of(found: Checked, check: str) -> list[tuple[int, str]]:
+def of(found: CheckTable, check: str) -> list[tuple[int, str]]:
     return [(row.node, row.status) for row in found.rows if row.check == check]
 
 
@@ -165,9 +165,9 @@ def test_doubts_are_told_and_the_first_failure_is_the_refusal() -> None:
 
 def test_an_answer_of_another_version_is_a_failure_of_its_host() -> None:
     class Older(Hosts):
-        def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[ssh.Answer]:
+        def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[ssh.HostReply]:
             for one in super().ask(requests, timeout_s):
-                yield ssh.Answer(one.place, HERE, {"node": "x"}) if one.place == 1 else one
+                yield ssh.HostReply(one.place, HERE, {"node": "x"}) if one.place == 1 else one
 
     found = ask(Older())
 

@@ -231,16 +231,16 @@ def refusal(backend: Backend, made: Plan) -> str:
             LAYOUTS["ddp"],
             {"method": "lora", "lora": Lora(modules_to_save=("lm_head",))},
             {"tied": True},
-            "lm_head is no module beside the layers of",
+            "lm_head is not a module outside the layers of",
         ),
         ("ddp", LAYOUTS["ddp"], {}, {"family": "mamba"}, "the trainer builds no mamba"),
-        ("zero2", LAYOUTS["zero2"], {}, {"family": "mixtral", "moe": EXPERTS}, "mixture of experts"),
+        ("zero2", LAYOUTS["zero2"], {}, {"family": "mixtral", "moe": EXPERTS}, "mixtures of experts"),
         ("zero2", AUTOTP, {}, {"family": "gemma2"}, "Use engine deepspeed with tp=1 dp_shard=4"),
         ("zero2", AUTOTP, {}, {"family": "gpt2"}, "AutoTP does not split GPT-2's modules"),
         ("zero2", AUTOTP, {}, {"kv_heads": 1}, "does not divide the 1 key and value heads"),
         ("zero2", AUTOTP, {"method": "lora", "lora": Lora()}, {}, "finds no linear that an adapter has wrapped"),
         ("zero2", LAYOUTS["zero2-cp2"], {}, {"family": "gemma2"}, "Use engine deepspeed with cp=1 dp_shard=4"),
-        ("zero2", LAYOUTS["zero2-cp2"], {"method": "lora", "lora": Lora()}, {}, "with full training alone"),
+        ("zero2", LAYOUTS["zero2-cp2"], {"method": "lora", "lora": Lora()}, {}, "with full training only"),
         ("zero1-pp2", LAYOUTS["zero1-pp2"], {}, {"family": "gemma2"}, "into stages, not gemma2. Use pp=1"),
         ("zero1-pp2", LAYOUTS["zero1-pp2"], {}, {"family": "gpt2"}, "AutoTP does not split GPT-2's modules"),
         (
@@ -287,7 +287,12 @@ def test_a_refusal_names_the_nearest_layout_that_runs_and_it_does(layout: Layout
 @pytest.mark.parametrize(
     ("layout", "model", "job", "said"),
     [
-        ({}, {"family": "gemma2"}, {}, "tp=2: under Transformers' plan llama, mistral, qwen2 or qwen3 are trained"),
+        (
+            {},
+            {"family": "gemma2"},
+            {},
+            "tp=2: Transformers' tensor parallelism supports llama, mistral, qwen2 or qwen3",
+        ),
         ({}, {"family": "gemma2"}, {}, "Use engine fsdp2 with tp=1 dp_shard=4"),
         ({"tp": 1, "dp_shard": 4, "ep": 2}, {}, {}, "ep=2: small is dense"),
         (

@@ -16,17 +16,17 @@ import pytest
 from test_rundir import make_plan
 
 from executor.folder import badloss, joining, rundir
-from executor.folder.badloss import History, Policy
-from executor.folder.checkpoint_policy import Policy as Saved
+from executor.folder.badloss import BadLossPolicy, History
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.run import attempts, dryrun, join, slurm_run
 from executor.run.launch import worker_arguments
-from executor.run.prepare import Options, decided
+from executor.run.prepare import RunOptions, decided
 from planner.basics.errors import PlannerError
 from planner.spec import Layout, Recipe
 from planner.spec.plan import Plan
 from planner.spec.record import BadStep, RunRecord
 
-SKIP = Policy(action="skip", factor=4.0, window=5, max_skips=2)
+SKIP = BadLossPolicy(action="skip", factor=4.0, window=5, max_skips=2)
 
 
 def test_a_loss_explodes_beyond_so_many_robust_deviations_and_not_before_there_are_enough_steps():
@@ -48,7 +48,7 @@ def test_losses_that_are_all_the_same_leave_room_for_the_next():
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_is_bad_from_the_first_step(loss):
-    assert badloss.judged(loss, (), Policy()) == ("loss", loss, "is not finite")
+    assert badloss.judged(loss, (), BadLossPolicy()) == ("loss", loss, "is not finite")
 
 
 def test_normal_noise_over_a_falling_loss_is_never_taken_for_an_explosion():
@@ -56,7 +56,7 @@ def test_normal_noise_over_a_falling_loss_is_never_taken_for_an_explosion():
     losses = [2 + 4 / (1 + step / 20) + draws.gauss(0, 0.05) for step in range(2000)]
     asked = badloss.policy("skip", None, None, None)
 
-    assert asked == Policy(action="skip", factor=10.0, window=32, max_skips=5)
+    assert asked == BadLossPolicy(action="skip", factor=10.0, window=32, max_skips=5)
     assert not any(badloss.judged(loss, losses[:step], asked) for step, loss in enumerate(losses))
 
 
@@ -89,10 +89,10 @@ def test_a_run_is_started_as_before_where_nothing_is_asked_for():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ((None, None, None, 3), "--max-skips=3: counts skipped steps. Add --on-bad-loss skip"),
-        (("rollback", None, None, 3), "--max-skips=3: counts skipped steps"),
-        (("stop", None, 10, None), "--spike-window=10: is that of --loss-spike. Add --loss-spike 10"),
-        (("skip", 0.0, 10, None), "--spike-window=10: is that of --loss-spike"),
+        ((None, None, None, 3), "--max-skips=3: applies to --on-bad-loss skip only. Add --on-bad-loss skip"),
+        (("rollback", None, None, 3), "--max-skips=3: applies to --on-bad-loss skip only"),
+        (("stop", None, 10, None), "--spike-window=10: applies to --loss-spike only. Add --loss-spike 10"),
+        (("skip", 0.0, 10, None), "--spike-window=10: applies to --loss-spike only"),
     ],
 )
 def test_an_option_without_the_one_that_it_belongs_to_is_refused(given, words):
@@ -101,29 +101,32 @@ def test_an_option_without_the_one_that_it_belongs_to_is_refused(given, words):
     assert caught.value.sentence.startswith(words) and caught.value.exit_code == 2
 
 
-def asked_for(tmp_path: Path, **changes: object) -> tuple[Plan, Options]:
+def asked_for(tmp_path: Path, **changes: object) -> tuple[Plan, RunOptions]:
     data = tmp_path / "data.txt"
     data.write_text("some words to train on " * 200)
     plan = make_plan(Layout(engine="ddp", dp_replicate=2))
     job = msgspec.structs.replace(plan.job, precision="fp32", seq_len=16, recipe=Recipe(steps=9, data=str(data)))
     plan = msgspec.structs.replace(plan, job=job).sealed()
-    options = Options(run_dir=tmp_path / "run", nodes=1, hosts="loopback", bad_loss=SKIP)
+    options = RunOptions(run_dir=tmp_path / "run", nodes=1, hosts="loopback", bad_loss=SKIP)
     return plan, replace(options, **changes)
 
 
 @pytest.mark.parametrize(
     ("saved", "words"),
-    [(None, "and none are written"), (Saved(every="signal"), "those of --checkpoint-every signal are written at the")],
+    [
+        (None, "the run writes none"),
+        (CheckpointSchedule(every="signal"), "--checkpoint-every signal writes one at its end only"),
+    ],
 )
 def test_a_rollback_of_a_run_without_checkpoints_is_refused_before_it_starts(tmp_path, saved, words):
-    plan, options = asked_for(tmp_path, bad_loss=Policy(action="rollback", factor=10.0), checkpoints=saved)
+    plan, options = asked_for(tmp_path, bad_loss=BadLossPolicy(action="rollback", factor=10.0), checkpoints=saved)
 
     with pytest.raises(PlannerError) as caught:
         decided(plan, options, print)
 
     assert words in caught.value.sentence and "Add --checkpoint-every 20" in caught.value.sentence
     assert caught.value.field == "--on-bad-loss" and caught.value.exit_code == 2
-    decided(plan, replace(options, checkpoints=Saved(every="20")), print)
+    decided(plan, replace(options, checkpoints=CheckpointSchedule(every="20")), print)
 
 
 @pytest.mark.slow
@@ -135,7 +138,7 @@ def test_what_is_asked_for_travels_with_the_run_by_every_launcher(tmp_path):
     folder = tmp_path / "joined"
     dryrun.write(dryrun.dry_run(plan, options, print), folder)
     assert joining.read(folder).bad_loss == SKIP
-    node = join.prepared(folder, join.Asked(0), print)
+    node = join.prepared(folder, join.NodeRequest(0), print)
     assert node.ready.options.bad_loss == SKIP
 
     attempts.keep_asked(replace(node.ready, options=replace(node.ready.options, run_dir=folder)))
@@ -143,7 +146,7 @@ def test_what_is_asked_for_travels_with_the_run_by_every_launcher(tmp_path):
 
 
 def test_folders_of_earlier_versions_stop_at_a_bad_step():
-    asked = msgspec.json.decode(b'{"schema": "asked/1", "hosts": "auto"}', type=attempts.Asked)
+    asked = msgspec.json.decode(b'{"schema": "asked/1", "hosts": "auto"}', type=attempts.RunRequest)
     assert asked.bad_loss == badloss.STOP
     old = {"plan_hash": "x", "status": "completed", "exit_code": 0, "started": "", "seconds": 1.0, "backend": "b",
            "launcher": "l", "world_size": 1, "nodes": 1}  # fmt: skip

@@ -11,22 +11,22 @@ import pytest
 from msgspec.structs import replace
 from test_rundir import make_plan
 
-from executor.run.prepare import Options, as_run
-from executor.watch.stragglers import Turn, find, sentence
+from executor.run.prepare import RunOptions, as_run
+from executor.watch.stragglers import StepTimes, find, sentence
 from planner.spec import Layout, Recipe, TrainingJob
 from planner.spec.plan import PhaseMemory, Prediction
 
 DDP = make_plan(Layout(engine="ddp", dp_replicate=4))
 
 
-def stragglers(turns: list[Turn]) -> list[str]:
+def stragglers(turns: list[StepTimes]) -> list[str]:
     return [one.kind for one in find(DDP, turns, ["a", "a", "b", "b"])]
 
 
-def turns(last: list[float], usual: float = 1.0, step_s: float | None = None) -> list[Turn]:
+def turns(last: list[float], usual: float = 1.0, step_s: float | None = None) -> list[StepTimes]:
     """Steps in which three ranks are busy for `usual`, the last one for what is given; the first is not looked at."""
     each = [usual, *last]
-    return [Turn(step, step_s or max(usual, busy), [usual] * 3 + [busy]) for step, busy in enumerate(each)]
+    return [StepTimes(step, step_s or max(usual, busy), [usual] * 3 + [busy]) for step, busy in enumerate(each)]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_stall_is_thrice_as_long_and_a_second_longer(usual: float, busy: float
 @pytest.mark.parametrize(("mine", "found"), [(3.2, ["stalled"]), (3.1, [])])
 def test_a_stall_is_half_as_long_again_as_the_others_in_their_own_measure(mine: float, found: list[str]) -> None:
     steps = turns([1.0] * 8)
-    assert stragglers([*steps, Turn(9, mine, [2.1, 2.1, 2.1, mine])]) == found
+    assert stragglers([*steps, StepTimes(9, mine, [2.1, 2.1, 2.1, mine])]) == found
 
 
 def test_stalls_in_over_a_quarter_of_the_steps_are_none_and_five_are_listed() -> None:
@@ -85,7 +85,7 @@ def test_stalls_in_over_a_quarter_of_the_steps_are_none_and_five_are_listed() ->
 def test_fewer_steps_have_no_longer_warm_up(steps: int | None, expected: tuple[int, int], tmp_path: Path) -> None:
     plan = make_plan(Layout(engine="ddp", dp_replicate=2), job=TrainingJob(recipe=Recipe(steps=100, warmup_steps=10)))
 
-    run = as_run(plan, Options(run_dir=tmp_path, nodes=1, steps=steps), print)
+    run = as_run(plan, RunOptions(run_dir=tmp_path, nodes=1, steps=steps), print)
 
     assert (run.job.recipe.steps, run.job.recipe.warmup_steps) == expected
     assert run.content_hash == run.sealed().content_hash
@@ -96,9 +96,9 @@ def test_on_other_nodes_predicted_times_are_left_out_and_bytes_stay(tmp_path: Pa
     known = Prediction(step_s=1.0, tokens_per_s=2.0, memory=(PhaseMemory(phase="load", terms={"params": 1.0}),))
     plan = replace(make_plan(Layout(engine="ddp", dp_replicate=2)), prediction=known)
 
-    two = as_run(plan, Options(run_dir=tmp_path, nodes=2), said.append)
-    fake = as_run(plan, Options(run_dir=tmp_path, nodes=2, fake_world=True), said.append)
-    same = as_run(plan, Options(run_dir=tmp_path, nodes=1), said.append)
+    two = as_run(plan, RunOptions(run_dir=tmp_path, nodes=2), said.append)
+    fake = as_run(plan, RunOptions(run_dir=tmp_path, nodes=2, fake_world=True), said.append)
+    same = as_run(plan, RunOptions(run_dir=tmp_path, nodes=1), said.append)
 
     assert (two.cluster.nodes, two.cluster.gpus_per_node) == (2, 1)
     assert (two.prediction.step_s, two.prediction.tokens_per_s, two.prediction.memory) == (None, None, known.memory)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from test_rundir import make_plan
 
 from executor.folder import checkpoint_policy, checkpoints
-from executor.folder.checkpoints import Answer, File
+from executor.folder.checkpoints import File, RankReply
 from planner.basics.errors import PlannerError
 from planner.spec import Layout, Lora, Optimizer, TrainingJob
 from planner.spec.plan import CheckpointAdvice
@@ -38,7 +38,7 @@ def written(run: Path, step: int) -> Path:
     for rank, name in enumerate(NAMES):
         (folder / name).write_bytes(bytes([step % 251, rank]) * 3000)
         digest = checkpoints.digest(folder / name)
-        checkpoints.answer(folder, rank, Answer(name=name, size=6000, sha256=digest))
+        checkpoints.answer(folder, rank, RankReply(name=name, size=6000, sha256=digest))
     said = checkpoints.answers(folder, (0, 1))
     files = {one.name: File(one.size, one.sha256) for one in said.values()}
     return checkpoints.commit(folder, checkpoints.described(PLAN, step, step, files))
@@ -83,7 +83,7 @@ DAMAGES = {
     "COMPLETE absent": (lambda folder: (folder / "COMPLETE").unlink(), "its COMPLETE cannot be read"),
     "COMPLETE empty": (lambda folder: (folder / "COMPLETE").write_bytes(b""), "its COMPLETE is damaged"),
     "COMPLETE cut": (lambda folder: os.truncate(folder / "COMPLETE", 200), "its COMPLETE is damaged"),
-    "COMPLETE edited": (lambda folder: edited(folder / "COMPLETE", seed=7), "another content_hash"),
+    "COMPLETE edited": (lambda folder: edited(folder / "COMPLETE", seed=7), "its content_hash does not match"),
     "COMPLETE of another step": (
         lambda folder: (folder / "COMPLETE").write_bytes((folder.parent / "step-20" / "COMPLETE").read_bytes()),
         "is of step 20",

@@ -21,15 +21,15 @@ from msgspec.structs import replace
 from test_preflight import on, refusal
 from test_rundir import make_plan
 
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.hosts.checks import compare, network, table
-from executor.hosts.checks.check import Checked, ThisMachine, checked
-from executor.hosts.checks.host import Answer, answer, versions
+from executor.hosts.checks.check import CheckTable, ThisMachine, checked
+from executor.hosts.checks.host import CheckReply, answer, versions
 from executor.launchers import local
 from executor.preflight import limits, preflight
 from executor.preflight.causes import cause
 from executor.preflight.findings import Finding, asked
-from executor.run.prepare import Options, check_room
+from executor.run.prepare import RunOptions, check_room
 from planner.basics.errors import PlannerError
 from planner.spec import Layout
 from planner.spec.plan import Plan, encode_plan
@@ -38,11 +38,11 @@ GIB = 2**30
 EXECUTOR = Path(sys.executable).with_name("executor")
 
 
-def answers(*facts: dict[str, str]) -> dict[int, Answer]:
-    return {node: Answer(node=node, host=f"n{node}", facts=one) for node, one in enumerate(facts)}
+def answers(*facts: dict[str, str]) -> dict[int, CheckReply]:
+    return {node: CheckReply(node=node, host=f"n{node}", facts=one) for node, one in enumerate(facts)}
 
 
-def by_status(rows: list[compare.Row]) -> dict[str, list[str]]:
+def by_status(rows: list[compare.NodeFinding]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for one in rows:
         found.setdefault(one.status, []).append(one.host)
@@ -90,24 +90,26 @@ def test_a_digest_is_shown_by_20_characters_and_any_other_value_by_40(value: str
 
 @pytest.mark.parametrize(("ahead_s", "status"), [(0.5, "pass"), (-0.5, "pass"), (-5.0, "warn"), (3600.0, "fail")])
 def test_a_clock_is_judged_by_its_distance_from_node_0s(ahead_s: float, status: str):
-    (row,) = compare.rows_of_clocks({1: Answer(node=1, host="n1", ahead_s=ahead_s), 0: Answer(node=0, host="n0")})
+    (row,) = compare.rows_of_clocks(
+        {1: CheckReply(node=1, host="n1", ahead_s=ahead_s), 0: CheckReply(node=0, host="n0")}
+    )
     assert (row.status, row.host) == (status, "n1")
     assert ("behind" if ahead_s < 0 else "ahead of") in row.measured
 
 
 def test_ranks_that_did_not_come_are_named_with_their_hosts():
     reduced = {
-        0: Answer(node=0, host="n0", reduced=[{"rank": 0, "stage": "store", "missing": [2, 3], "error": "x"}]),
-        1: Answer(node=1, host="n1", reduced=[{"rank": 2, "stage": "store", "error": "no store"}]),
+        0: CheckReply(node=0, host="n0", reduced=[{"rank": 0, "stage": "store", "missing": [2, 3], "error": "x"}]),
+        1: CheckReply(node=1, host="n1", reduced=[{"rank": 2, "stage": "store", "error": "no store"}]),
     }
     first, _ = compare.rows_of_reduce(reduced, 2, None)
-    assert "ranks [2, 3] (n1) did not come" in first.error.sentence
+    assert "ranks [2, 3] (n1) did not join" in first.error.sentence
 
 
 def test_an_all_reduce_is_judged_by_its_slowest_rank_beside_the_plans_links():
-    def reduced(seconds: float) -> list[compare.Row]:
+    def reduced(seconds: float) -> list[compare.NodeFinding]:
         said = [{"rank": rank, "bytes": 1e9, "seconds": one} for rank, one in enumerate((0.1, seconds))]
-        return compare.rows_of_reduce({0: Answer(node=0, host="n0", reduced=said)}, 2, 1.0)
+        return compare.rows_of_reduce({0: CheckReply(node=0, host="n0", reduced=said)}, 2, 1.0)
 
     assert [row.status for row in reduced(1.9)] == ["pass"] and [row.status for row in reduced(2.1)] == ["warn"]
     assert "2 ranks, 0.5 GB/s, 1 GB/s by the plan's links" in reduced(2.0)[0].measured
@@ -137,10 +139,10 @@ def test_the_table_folds_equal_nodes_and_shows_every_failure():
     odd = Finding(check="torch", status="fail", measured="2", rule="n0 has 1")
     even = Finding(check="torch", status="pass", measured="1")
     rows = tuple(compare.row(odd if node in (3, 6) else even, node, f"n{node}") for node in range(8))
-    text = table.as_text(Checked(rows, {"facts": 1.0}), [f"n{node}" for node in range(8)])
+    text = table.as_text(CheckTable(rows, {"facts": 1.0}), [f"n{node}" for node in range(8)])
     assert text.splitlines()[0].split() == ["torch", "n0", "and", "5", "more", "pass", "1"]
     assert "n3, n6" in text.splitlines()[1] and "2 checks failed on n3, n6 (in 1.0 s)" in text
-    whole = json.loads(table.as_json(Checked(rows, {}), ["n"], make_plan(Layout(engine="ddp", dp_replicate=2))))
+    whole = json.loads(table.as_json(CheckTable(rows, {}), ["n"], make_plan(Layout(engine="ddp", dp_replicate=2))))
     assert (whole["schema"], whole["passed"], len(whole["rows"])) == ("check/1", False, 8)
 
 
@@ -164,10 +166,10 @@ def test_open_files_are_doubted_below_what_a_large_world_opens():
 def test_room_is_asked_for_logs_alone_where_no_weights_are_saved(tmp_path: Path):
     plan = make_plan(Layout(engine="ddp", dp_replicate=2))
     asked = (
-        Options(tmp_path, 1),
-        Options(tmp_path, 1, save_weights=True),
-        Options(tmp_path, 1, checkpoints=Policy(every="20", keep_last=1)),
-        Options(tmp_path, 1, checkpoints=Policy(every="20", keep_last=3)),
+        RunOptions(tmp_path, 1),
+        RunOptions(tmp_path, 1, save_weights=True),
+        RunOptions(tmp_path, 1, checkpoints=CheckpointSchedule(every="20", keep_last=1)),
+        RunOptions(tmp_path, 1, checkpoints=CheckpointSchedule(every="20", keep_last=3)),
     )
     needs = [check_room(plan, one, "f", "fix").split(" of ")[0] for one in asked]
     assert len(set(needs)) == 4 and "KiB" in needs[0]
@@ -178,7 +180,7 @@ def test_the_version_of_torch_is_that_of_the_code_which_is_imported():
 
 
 def test_a_listener_answers_its_token_alone_and_leaves_its_port_free():
-    port = local.hold_port(local.Hosts("loopback", ()), "x")
+    port = local.hold_port(local.LaunchedNodes("loopback", ()), "x")
     port.close()
     listener = network.Listener(port.number, "secret", frozenset({1}))
     missing: list[frozenset[int]] = []
@@ -188,7 +190,7 @@ def test_a_listener_answers_its_token_alone_and_leaves_its_port_free():
         stranger.sendall(b"guess 1\n")
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(100) == b""
-    place = network.address.Place("127.0.0.1", "127.0.0.1", "lo")
+    place = network.address.NodeAddress("127.0.0.1", "127.0.0.1", "lo")
     found = network.call(place, port.number, "secret", 1, "127.0.0.1")
     waiting.join()
     assert missing == [frozenset()] and abs(found.ahead_s) < 5
@@ -211,8 +213,8 @@ def test_names_of_interfaces_mean_what_gloo_and_nccl_take_them_for(variable: str
     assert network._chosen(variable, named, ["eth0", "eth1", "lo"]) == chosen
 
 
-def on_this_machine(plan: Plan, folder: Path) -> Checked:
-    return checked(ThisMachine(), ("here",), plan, Options(folder, 1), ranks=2, all_reduce=False)
+def on_this_machine(plan: Plan, folder: Path) -> CheckTable:
+    return checked(ThisMachine(), ("here",), plan, RunOptions(folder, 1), ranks=2, all_reduce=False)
 
 
 @pytest.mark.slow
@@ -324,8 +326,8 @@ def test_a_refusal_of_a_check_is_a_failure_a_doubt_a_warning_and_both_keep_the_v
     ],
 )
 def test_a_clock_is_doubted_from_a_second_and_refused_from_a_minute(ahead_s: float, status: str, said: str):
-    one = Answer(node=1, host="b", ahead_s=ahead_s)
+    one = CheckReply(node=1, host="b", ahead_s=ahead_s)
 
-    (row,) = compare.rows_of_clocks({0: Answer(node=0, host="a"), 1: one})
+    (row,) = compare.rows_of_clocks({0: CheckReply(node=0, host="a"), 1: one})
 
     assert (row.node, row.status) == (1, status) and said in row.measured

@@ -161,7 +161,7 @@ def test_the_scripts_of_a_dry_run_join_their_folder_wherever_it_lies_and_pass_wo
 def test_where_a_dry_run_writes_must_be_new_and_a_run_writes_to_its_own_folder(far_plan, tmp_path):
     (tmp_path / "out").mkdir()
     assert_refused(run("run", far_plan, "--dry-run", "-o", "out", cwd=tmp_path), 2, "--output=out: exists")
-    assert_refused(run("run", far_plan, "-o", "other", cwd=tmp_path), 2, "--output is where --dry-run writes")
+    assert_refused(run("run", far_plan, "-o", "other", cwd=tmp_path), 2, "--output is for --dry-run")
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_a_dry_run_shows_the_plans_own_variables_where_the_framework_is_missing(
     done = run("run", far_plan, "--dry-run", cwd=tmp_path, PYTHONPATH=path, CUDA_VISIBLE_DEVICES="")
 
     assert done.returncode == 0, done.stderr
-    shown, _, unchecked = done.stdout.partition("# not so on this machine, or not checked here:")
+    shown, _, unchecked = done.stdout.partition("# different on this machine, or not checked here:")
     assert "# node 1 (node-1)\nexecutor join /" in shown and "--node-rank 1 --master HOST\n" in shown
     assert "#   ACCELERATE_DYNAMO_BACKEND=NO \\\n#   ACCELERATE_MIXED_PRECISION=no \\\n" in shown
     assert "#   software: " in unchecked and "not installed" in unchecked and "#   configuration: " in unchecked
@@ -185,7 +185,7 @@ def test_a_dry_run_shows_the_plans_own_variables_where_the_framework_is_missing(
 @pytest.mark.slow
 def test_a_changed_file_is_refused_by_name_and_taken_as_it_is_when_it_is_named(plan_file, tmp_path, monkeypatch):
     plan = inputs.resolved(read_plan(plan_file))
-    options = launch.Options(run_dir=tmp_path / "run", nodes=1)
+    options = launch.RunOptions(run_dir=tmp_path / "run", nodes=1)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert launch.prepare(plan, options, print).plan.inputs == plan.inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor.preflight.contract import Live, differences, refusal, script_differences
+from executor.preflight.contract import WrappedScript, differences, refusal, script_differences
 from planner.spec import Layout
 
 DDP = Layout(engine="ddp", dp_replicate=4)
@@ -35,19 +35,19 @@ LAYOUTS = {"ddp": DDP, "fsdp2": FSDP2, "hsdp": HSDP, "zero2": ZERO2, "autotp": A
 @pytest.mark.parametrize("planned", LAYOUTS)
 @pytest.mark.parametrize("name", FOUND)
 def test_a_layout_is_met_by_its_own_engine_and_by_no_other(planned, name):
-    found = Live(world_size=4, rank=0, **FOUND[name])
+    found = WrappedScript(world_size=4, rank=0, **FOUND[name])
 
     assert (differences(LAYOUTS[planned], found) == []) is (name in MEANT[planned])
 
 
 def test_the_world_comes_first_and_one_rank_needs_no_wrapper():
-    assert differences(DDP, Live(world_size=1, rank=0)) == ["trains alone, the plan has 4 ranks"]
-    assert differences(DDP, Live(world_size=2, rank=0)) == ["trains in a world of 2, the plan has 4 ranks"]
-    assert differences(Layout(engine="ddp"), Live(world_size=1, rank=0)) == []
+    assert differences(DDP, WrappedScript(world_size=1, rank=0)) == ["trains alone, the plan has 4 ranks"]
+    assert differences(DDP, WrappedScript(world_size=2, rank=0)) == ["trains in a world of 2, the plan has 4 ranks"]
+    assert differences(Layout(engine="ddp"), WrappedScript(world_size=1, rank=0)) == []
 
 
 def test_half_a_world_under_one_wrapper_is_another_run():
-    half = Live(world_size=4, rank=0, engine="ddp", wrapper="DistributedDataParallel", ranks=2)
+    half = WrappedScript(world_size=4, rank=0, engine="ddp", wrapper="DistributedDataParallel", ranks=2)
 
     assert differences(DDP, half) == [
         "has DistributedDataParallel over 2 ranks, the plan has DistributedDataParallel over 4"
@@ -55,11 +55,11 @@ def test_half_a_world_under_one_wrapper_is_another_run():
 
 
 def test_a_refusal_names_the_script_and_the_way_out_and_has_exit_code_4():
-    error = refusal(ZERO2, Live(world_size=1, rank=0), "train.py")
+    error = refusal(ZERO2, WrappedScript(world_size=1, rank=0), "train.py")
 
     assert error is not None and error.exit_code == 4 and error.cause == "another world"
     assert "--script=train.py: trains alone" in error.sentence and "MESHWRIGHT_DEEPSPEED_CONFIG" in error.sentence
-    assert refusal(DDP, Live(world_size=4, rank=0, **FOUND["ddp"]), "train.py") is None
+    assert refusal(DDP, WrappedScript(world_size=4, rank=0, **FOUND["ddp"]), "train.py") is None
 
 
 def test_what_all_ranks_have_alike_is_said_once_and_a_rank_that_never_stepped_is_named():
@@ -76,7 +76,7 @@ def test_what_all_ranks_have_alike_is_said_once_and_a_rank_that_never_stepped_is
 def test_an_engine_that_another_package_launches_is_met_by_its_own_name():
     layout = Layout(engine="torchtitan", zero_stage=3, dp_shard=2)
 
-    assert differences(layout, Live(world_size=2, rank=0, engine="torchtitan", wrapper="torchtitan")) == []
-    assert differences(layout, Live(world_size=2, rank=0, engine="ddp", wrapper="DistributedDataParallel")) == [
-        "trains in DistributedDataParallel, the plan has torchtitan"
-    ]
+    assert differences(layout, WrappedScript(world_size=2, rank=0, engine="torchtitan", wrapper="torchtitan")) == []
+    assert differences(
+        layout, WrappedScript(world_size=2, rank=0, engine="ddp", wrapper="DistributedDataParallel")
+    ) == ["trains in DistributedDataParallel, the plan has torchtitan"]

@@ -19,20 +19,20 @@ from kept import PLAN, record
 from test_rundir import make_plan
 
 from executor.folder import checkpoints, rundir
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.folder.checkpoints import Complete
 from executor.hosts.checks import check, host
 from executor.launchers import local, slurm
 from executor.measure import measure, tracekernels
-from executor.measure.lines import Line, Tolerances, join, outside, parse_tolerances
-from executor.measure.trace import Kept
+from executor.measure.lines import FigureLine, Tolerances, join, outside, parse_tolerances
+from executor.measure.trace import SavedTensor
 from executor.run import attempts, launch, prepare, resume
-from executor.run.attempts import Asked, Place
-from executor.run.prepare import Options, Prepared
+from executor.run.attempts import ResumePoint, RunRequest
+from executor.run.prepare import PreparedRun, RunOptions
 from executor.system import facts
 from executor.watch import hangs, stragglers
 from executor.watch.hangs import Hang, HungRank, place_of
-from executor.watch.stragglers import LEAST_SHARE, STALL, STALL_BEYOND_OTHERS, STALL_S, Turn
+from executor.watch.stragglers import LEAST_SHARE, STALL, STALL_BEYOND_OTHERS, STALL_S, StepTimes
 from planner.basics.errors import PlannerError
 from planner.spec import Kernels, Layout
 
@@ -40,9 +40,9 @@ FOUR = make_plan(Layout(engine="ddp", dp_replicate=4))
 FOUR = msgspec.structs.replace(FOUR, cluster=msgspec.structs.replace(FOUR.cluster, gpus_per_node=4)).sealed()
 
 
-def ready(folder: Path, **options: Any) -> Prepared:
+def ready(folder: Path, **options: Any) -> PreparedRun:
     """Two nodes of two ranks, which share the loopback interface."""
-    made = prepare.decided(FOUR, Options(run_dir=folder / "run", nodes=2, **options), lambda _: None)
+    made = prepare.decided(FOUR, RunOptions(run_dir=folder / "run", nodes=2, **options), lambda _: None)
     return replace(made, hosts=local.describe(2, "loopback"))
 
 
@@ -61,7 +61,7 @@ def test_each_node_s_agent_is_told_its_number_its_address_and_where_all_meet(tmp
         assert (words["--master-port"], words["--rdzv-id"], words["--redirects"]) == ("29500", made.run_id, "3")
         assert words["--shutdown-timeout"] == "5" and words["--log-dir"].endswith(f"logs/node-{node}")
         assert one.env["FRAMEWORK"] == "x" and list(one.env) == sorted(one.env)
-    saves = launch.launch_spec(ready(tmp_path, checkpoints=Policy(every="10")), 29500, {})
+    saves = launch.launch_spec(ready(tmp_path, checkpoints=CheckpointSchedule(every="10")), 29500, {})
     assert "--shutdown-timeout 20" in " ".join(saves.commands[0].argv)
 
 
@@ -107,7 +107,7 @@ def test_each_emulated_node_sees_its_own_cards(
 
 
 def test_what_every_rank_runs_is_what_was_asked_for(tmp_path: Path) -> None:
-    plain = Options(run_dir=tmp_path, nodes=1)
+    plain = RunOptions(run_dir=tmp_path, nodes=1)
     usual = launch.worker_arguments(plain)
     assert usual[:3] == ("-m", plain.trainer, str(tmp_path))
     for option, words in (
@@ -157,7 +157,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("asked", "launcher"), [("", "local"), ("slurm", "slurm"), ("join", "join")])
 def test_a_run_is_of_the_launcher_that_it_was_asked_for(run: Path, asked: str, launcher: str) -> None:
-    rundir.write_json(run / attempts.ASKED, Asked(launcher=asked))
+    rundir.write_json(run / attempts.ASKED, RunRequest(launcher=asked))
     assert resume.launcher_of(run) == launcher
 
 
@@ -189,11 +189,11 @@ def test_only_a_start_that_left_something_is_put_aside(run: Path, monkeypatch: p
     made = SimpleNamespace(options=SimpleNamespace(run_dir=run), plan=PLAN)
     said: list[str] = []
     monkeypatch.setattr(attempts, "started", lambda folder: False)
-    resume.put_aside(made, Place(run / "checkpoints" / "step-5", 5), said.append)  # type: ignore[arg-type]
-    assert said == ["going on after step 5 of 40, from checkpoint step-5"] and not (run / "attempts").exists()
+    resume.put_aside(made, ResumePoint(run / "checkpoints" / "step-5", 5), said.append)  # type: ignore[arg-type]
+    assert said == ["resuming after step 5 of 40, from checkpoint step-5"] and not (run / "attempts").exists()
     monkeypatch.setattr(attempts, "started", lambda folder: True)
-    resume.put_aside(made, Place(None, 0), said.append)  # type: ignore[arg-type]
-    assert said[1] == "going on after step 0 of 40, from the beginning" and (run / "attempts" / "1").is_dir()
+    resume.put_aside(made, ResumePoint(None, 0), said.append)  # type: ignore[arg-type]
+    assert said[1] == "resuming after step 0 of 40, from the beginning" and (run / "attempts" / "1").is_dir()
 
 
 @pytest.mark.parametrize(("step", "refused"), [(39, False), (40, False), (41, True)])
@@ -219,12 +219,12 @@ def test_a_checkpoint_of_a_later_step_than_the_plan_s_last_is_another_run_s(step
 def test_an_error_is_of_the_measured_figure_and_nothing_beside_nothing_has_none(
     predicted: float | None, measured: float | None, percent: float | None
 ) -> None:
-    assert Line(name="x", predicted=predicted, measured=measured).error_percent == percent
+    assert FigureLine(name="x", predicted=predicted, measured=measured).error_percent == percent
 
 
 def test_a_figure_as_far_off_as_is_allowed_is_inside() -> None:
-    line = Line(name="x", predicted=3.0, measured=2.0)
-    below = Line(name="x", predicted=1.0, measured=2.0)
+    line = FigureLine(name="x", predicted=3.0, measured=2.0)
+    below = FigureLine(name="x", predicted=1.0, measured=2.0)
     assert outside([("a", line, 50.0), ("b", below, 50.0)]) == ()
     assert outside([("a", line, 49.9), ("b", below, 49.9)]) == (
         "a: +50.00 % where 49.9 % is allowed", "b: -50.00 % where 49.9 % is allowed")  # fmt: skip
@@ -246,7 +246,7 @@ def test_tolerances_are_percents_from_zero() -> None:
 
 def stalls(mine: float, own: float, others: tuple[float, float] = (1.0, 1.0)) -> bool:
     """Rank 0 busy for `mine` where `own` is usual, beside two that are busy for so many times their usual second."""
-    return stragglers._is_stall(0, (own, 1.0, 1.0), Turn(0, mine, [mine, *others]))
+    return stragglers._is_stall(0, (own, 1.0, 1.0), StepTimes(0, mine, [mine, *others]))
 
 
 def test_a_stall_is_several_times_the_usual_a_while_longer_and_beyond_what_others_have() -> None:
@@ -264,7 +264,7 @@ def test_who_stalls_often_is_not_named_for_it() -> None:
     """A stall is of the fewer steps: of those that are beside MOSTLY."""
     few = int((1 - stragglers.MOSTLY) * 20 + 1e-9)
     for count, named in ((few, True), (few + 1, False)):
-        turns = [Turn(step, 9.0, [1.0 + 9 * (step < count), 1.0, 1.0]) for step in range(20)]
+        turns = [StepTimes(step, 9.0, [1.0 + 9 * (step < count), 1.0, 1.0]) for step in range(20)]
         found = stragglers._stalled(0, (1.0, 1.0, 1.0), turns, ["a", "b", "c"])
         assert (found is not None) is named
         if found is not None:
@@ -275,7 +275,7 @@ def test_who_stalls_often_is_not_named_for_it() -> None:
 @pytest.mark.parametrize(("share", "named"), [(1.0, True), (0.999, False)])
 def test_who_is_slow_costs_a_least_share_of_the_step(share: float, named: bool) -> None:
     """Busy for 2 s where peers are for 1: a second lost of each step."""
-    turns = [Turn(step, 1 / LEAST_SHARE / share, [2.0, 1.0, 1.0]) for step in range(8)]
+    turns = [StepTimes(step, 1 / LEAST_SHARE / share, [2.0, 1.0, 1.0]) for step in range(8)]
     found = stragglers._slow(0, [1, 2], turns, ["a", "b", "c"])
     assert (found is not None) is named
     if found is not None:
@@ -291,7 +291,7 @@ def test_a_stopped_rank_is_let_be_for_five_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: float, found: bool
 ) -> None:
     now = [100.0]
-    watch = hangs.Watch(tmp_path, "id", 3, (0, 1), 2, 10.0, lambda: now[0])
+    watch = hangs.HangWatch(tmp_path, "id", 3, (0, 1), 2, 10.0, lambda: now[0])
     monkeypatch.setattr(watch, "_processes", lambda at: {0: "11:1", 1: "12:1"})
     monkeypatch.setattr(hangs, "state_of", lambda pid: "T" if pid == 12 else "S")
     assert watch.look() is None
@@ -305,7 +305,7 @@ def test_a_stopped_rank_is_let_be_for_five_seconds(
 
 def test_a_stopped_agent_is_told_apart_from_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    watch = hangs.Watch(tmp_path, "id", 0, (0,), 1, None, lambda: now[0])
+    watch = hangs.HangWatch(tmp_path, "id", 0, (0,), 1, None, lambda: now[0])
     monkeypatch.setattr(watch, "_processes", lambda at: {0: "11:1"})
     monkeypatch.setattr(hangs, "state_of", lambda pid: "T" if pid == 99 else "S")
     for at in (0.0, 0.5, 6.0):  # looked at once a second at most
@@ -317,7 +317,7 @@ def test_a_stopped_agent_is_told_apart_from_a_rank(tmp_path: Path, monkeypatch: 
 def test_nothing_that_is_stopped_is_no_hang_however_long_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = hangs.Watch(tmp_path, "id", 0, (0,), 1, None, lambda: 0.0)
+    watch = hangs.HangWatch(tmp_path, "id", 0, (0,), 1, None, lambda: 0.0)
     monkeypatch.setattr(hangs, "STOPPED_S", 0.5)
     monkeypatch.setattr(watch, "_processes", lambda at: {0: "11:1"})
     monkeypatch.setattr(hangs, "state_of", lambda pid: "S")
@@ -374,8 +374,8 @@ def test_whom_the_others_wait_for(given: list[tuple[int, str, int]], blamed: lis
 # -- questions to hosts -----------------------------------------------------------------------------------------------
 
 
-def asked_of(**more: Any) -> host.Request:
-    options = Options(run_dir=Path("r"), nodes=1, env=("NCCL_DEBUG=INFO", "NCCL_TOKEN=s3cret", "OTHER=1"))
+def asked_of(**more: Any) -> host.CheckRequest:
+    options = RunOptions(run_dir=Path("r"), nodes=1, env=("NCCL_DEBUG=INFO", "NCCL_TOKEN=s3cret", "OTHER=1"))
     return check._request(FOUR, options, 2, 3, more.pop("master", None), more.pop("port", 7), debug=False)
 
 
@@ -390,8 +390,8 @@ def test_hosts_are_given_variables_of_the_network_that_are_no_secrets() -> None:
 def test_an_answer_or_its_error_and_another_version_is_refused() -> None:
     refusal = PlannerError("host", "x", "is away")
     here = check.HERE
-    assert check._read(check.ssh.Answer(0, here, error=refusal)) == (None, refusal)
-    found, error = check._read(check.ssh.Answer(0, here, {"no": "answer"}))
+    assert check._read(check.ssh.HostReply(0, here, error=refusal)) == (None, refusal)
+    found, error = check._read(check.ssh.HostReply(0, here, {"no": "answer"}))
     assert found is None and error is not None and error.exit_code == 3
 
 
@@ -456,7 +456,7 @@ def test_a_cell_is_started_on_one_node_and_a_signal_leaves_no_row(
     cell: Any = SimpleNamespace(id="cell", plan=PLAN, fake_world=True, memory_limit=7.0)
     ended = msgspec.structs.replace(record("x", code))
 
-    def prepare(plan: Any, options: Options, echo: Any) -> str:
+    def prepare(plan: Any, options: RunOptions, echo: Any) -> str:
         seen.update(plan=plan, options=options)
         return "ready"
 
@@ -514,8 +514,8 @@ def test_versions_are_of_python_of_ours_and_of_what_is_installed(monkeypatch: py
     assert found["torch"] == "9.9" and set(found) == {"python", "meshwright", "torch"}
 
 
-def kept(path: str, op: str) -> Kept:
-    return Kept(path=path, op=op, bytes_per_token=1.0)
+def kept(path: str, op: str) -> SavedTensor:
+    return SavedTensor(path=path, op=op, bytes_per_token=1.0)
 
 
 @pytest.mark.parametrize(

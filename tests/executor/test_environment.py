@@ -36,9 +36,9 @@ def test_a_person_adds_the_callers_value_or_their_own_secrets_too():
         ("1X=2", "must be NAME or NAME=VALUE"),
         ("A B=2", "must be NAME or NAME=VALUE"),
         ("=2", "must be NAME or NAME=VALUE"),
-        ("RANK=3", "is decided by the plan and the launcher"),
-        ("MESHWRIGHT_RUN_ID=3", "is decided by the plan and the launcher"),
-        ("FSDP_OFFLOAD_PARAMS=true", "is decided by the plan and the launcher"),
+        ("RANK=3", "is set by the plan and the launcher"),
+        ("MESHWRIGHT_RUN_ID=3", "is set by the plan and the launcher"),
+        ("FSDP_OFFLOAD_PARAMS=true", "is set by the plan and the launcher"),
         ("X=a\0b", "has a NUL in its value"),
     ],
 )

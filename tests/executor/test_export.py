@@ -20,7 +20,7 @@ from test_model import SPEC, plan
 
 from executor.folder import rundir
 from executor.run import export as exports
-from executor.run.export import Options
+from executor.run.export import ModelOptions
 from executor.worker.weights import weights
 from executor.worker.weights.export import export
 from planner.basics.errors import PlannerError
@@ -195,7 +195,7 @@ def run(tmp_path: Path) -> Path:
 def refusal(run: Path, target: Path, **options: Any) -> str:
     before = sorted(run.parent.rglob("*"))
     with pytest.raises(PlannerError) as caught:
-        exports.export(run, target, Options(**options))
+        exports.export(run, target, ModelOptions(**options))
     assert sorted(run.parent.rglob("*")) == before
     return caught.value.sentence
 

@@ -17,7 +17,7 @@ from test_rundir import make_plan
 from executor.folder import rundir
 from executor.preflight import preflight
 from executor.run import export as exports
-from executor.run.export import Options
+from executor.run.export import ModelOptions
 from planner.basics.errors import PlannerError
 from planner.spec import Layout, Lora, Recipe, TrainingJob
 from planner.spec.plan import encode_plan
@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> Path:
 def refusal(run: Path, target: Path, **options: Any) -> str:
     before = sorted(run.parent.rglob("*"))
     with pytest.raises(PlannerError) as caught:
-        exports.export(run, target, Options(**options))
+        exports.export(run, target, ModelOptions(**options))
     assert sorted(run.parent.rglob("*")) == before
     return caught.value.sentence
 
@@ -73,11 +73,11 @@ def test_others_files_are_never_replaced(run: Path, tmp_path: Path) -> None:
     (other / "thesis.tex").write_text("years of work")
 
     assert "is not empty" in refusal(run, other)
-    assert "--force replaces nothing else" in refusal(run, other, force=True)
+    assert "--force replaces models only" in refusal(run, other, force=True)
     assert "is a file" in refusal(run, other / "thesis.tex")
-    assert "the run keeps its own files" in refusal(run, run, force=True)
-    assert "the run keeps its own files" in refusal(run, tmp_path, force=True)
-    assert "the run keeps its own files" in refusal(run, run / rundir.WEIGHTS, force=True)
+    assert "holds the run's own files" in refusal(run, run, force=True)
+    assert "holds the run's own files" in refusal(run, tmp_path, force=True)
+    assert "holds the run's own files" in refusal(run, run / rundir.WEIGHTS, force=True)
 
 
 def test_options_that_say_nothing_of_the_run_are_refused(run: Path, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def writer(monkeypatch: pytest.MonkeyPatch, why: str = "") -> list[Any]:
 
 def test_an_export_says_what_it_wrote_and_its_files_come_whole(run, tmp_path, packages, monkeypatch) -> None:
     calls, target = writer(monkeypatch), tmp_path / "deep" / "model"
-    done = exports.export(run, target, Options(shard_gb=0.5, dtype="bf16"))
+    done = exports.export(run, target, ModelOptions(shard_gb=0.5, dtype="bf16"))
     partial = target.with_name("model.partial")
     words = (str(run), str(partial), "--shard-bytes", "500000000", "--dtype", "bf16")
     assert calls == [("weights.export", words, "", "1")]
@@ -139,7 +139,7 @@ def test_an_export_says_what_it_wrote_and_its_files_come_whole(run, tmp_path, pa
     assert packages == [["torch", "transformers", "safetensors"]] and not partial.exists()
 
     (target / "tokenizer.json").write_text("{}")
-    assert exports.export(run, target, Options(force=True)).files == done.files  # the old folder gave way
+    assert exports.export(run, target, ModelOptions(force=True)).files == done.files  # the old folder gave way
     assert calls[1][1][2:] == ("--shard-bytes", "5000000000")
     assert sorted(path.name for path in target.parent.iterdir()) == ["model"]
 
@@ -150,10 +150,10 @@ def test_a_merge_needs_the_adapters_package_and_counts_the_whole_model(run, tmp_
     (run / rundir.ADAPTER).mkdir()
     (run / rundir.ADAPTER / "adapter_config.json").write_text("{}")
     calls = writer(monkeypatch)
-    exports.export(run, tmp_path / "whole", Options(dtype="fp16"))
+    exports.export(run, tmp_path / "whole", ModelOptions(dtype="fp16"))
     (run / rundir.PLAN).write_bytes(encode_plan(make_plan(DDP, job=LORA)))
-    exports.export(run, tmp_path / "adapters", Options())
-    exports.export(run, tmp_path / "merged", Options(merge=True))
+    exports.export(run, tmp_path / "adapters", ModelOptions())
+    exports.export(run, tmp_path / "merged", ModelOptions(merge=True))
     # Embeddings and head 300 x 16 each; q, k, v, o 4 x 16 x 16; gate, up, down 3 x 16 x 32; three norms of 16.
     model = 2 * 300 * 16 + 4 * 16 * 16 + 3 * 16 * 32 + 3 * 16
     adapters = 4 * (16 + 16) + 4 * (32 + 16)
@@ -179,5 +179,5 @@ def test_an_empty_folder_and_a_model_with_force_give_way(run: Path, tmp_path: Pa
     with pytest.raises(PlannerError, match="is not empty"):
         exports.check_target(run, model, force=False)
     for own in (run / rundir.WEIGHTS / "inside", run / rundir.ADAPTER):
-        with pytest.raises(PlannerError, match="keeps its own files"):
+        with pytest.raises(PlannerError, match="the run's own files"):
             exports.check_target(run, own, force=True)

@@ -20,15 +20,15 @@ from test_holdings import runs, written  # noqa: F401
 from test_rundir import make_plan
 
 from executor.folder import holdings
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.hosts import elsewhere, ssh
 from executor.hosts.fleet import Fleet, fleet_of, left
-from executor.hosts.hosts import Machine
+from executor.hosts.hosts import HostEntry
 from executor.run import attempts
 from planner.basics.errors import PlannerError
 from planner.spec import Layout
 
-RED, BLUE, GREEN = Machine("red"), Machine("blue", port=2222), Machine("green")
+RED, BLUE, GREEN = HostEntry("red"), HostEntry("blue", port=2222), HostEntry("green")
 FOUR = make_plan(Layout(engine="ddp", dp_replicate=4))
 FOUR = msgspec.structs.replace(FOUR, cluster=msgspec.structs.replace(FOUR.cluster, nodes=2)).sealed()
 
@@ -45,9 +45,9 @@ def test_the_first_hosts_are_used_and_those_that_have_room_are_spares(tmp_path: 
     assert chosen(tmp_path, "a slots=2\nb\n") == (["a", "b"], [], [])
     used, spares, said = chosen(tmp_path, "a\nb\nc slots=1\nd slots=2\ne\n")
     assert (used, spares) == (["a", "b"], ["d", "e"])
-    assert said == ["of 5 hosts the first 2 are used: the plan has 2 nodes; d, e can take a lost one's place"]
+    assert said == ["using the first 2 of 5 hosts: the plan has 2 nodes; d, e can replace a lost host"]
     assert chosen(tmp_path, "a\nb\nc slots=1\n") == (
-        ["a", "b"], [], ["of 3 hosts the first 2 are used: the plan has 2 nodes"])  # fmt: skip
+        ["a", "b"], [], ["using the first 2 of 3 hosts: the plan has 2 nodes"])  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[dict[st
         asked: list[tuple[dict[str, Any], float]] = []
 
         @contextlib.contextmanager
-        def contact(machines: Sequence[Machine], echo: Any) -> Iterator[Any]:
-            def ask(request: dict[str, Any], timeout_s: float) -> Iterator[ssh.Answer]:
+        def contact(machines: Sequence[HostEntry], echo: Any) -> Iterator[Any]:
+            def ask(request: dict[str, Any], timeout_s: float) -> Iterator[ssh.HostReply]:
                 asked.append((request, timeout_s))
                 for place, machine in enumerate(machines):
-                    yield ssh.Answer(place, machine, answer(place, request))
+                    yield ssh.HostReply(place, machine, answer(place, request))
 
             gone = {place: PlannerError("ssh", None, "is gone") for place in refused}
             yield SimpleNamespace(ask=ask, refused=gone)
@@ -108,11 +108,11 @@ def run(tmp_path: Path) -> Path:
     """A run that keeps parts of checkpoints on its hosts."""
     folder = tmp_path / "run"
     folder.mkdir()
-    keep(folder, attempts.Asked(checkpoints=Policy(every="20"), kept="a1b2", place="/scratch"))
+    keep(folder, attempts.RunRequest(checkpoints=CheckpointSchedule(every="20"), kept="a1b2", place="/scratch"))
     return folder
 
 
-def keep(folder: Path, asked: attempts.Asked) -> None:
+def keep(folder: Path, asked: attempts.RunRequest) -> None:
     (folder / attempts.ASKED).write_bytes(msgspec.json.encode(asked))
 
 
@@ -183,6 +183,6 @@ def test_what_this_machine_has_counts_where_a_host_sees_its_folder(run: Path, ru
 def test_where_all_see_the_folder_or_nothing_is_kept_apart_this_machine_alone_is_asked(run: Path, reached) -> None:
     asked = reached(answers({}, shared=[0, 1]))
     assert (elsewhere.newest(run, (RED, BLUE)).step, len(asked)) == (0, 1)
-    for one in (attempts.Asked(checkpoints=Policy(every="20")), attempts.Asked(kept="a1b2")):
+    for one in (attempts.RunRequest(checkpoints=CheckpointSchedule(every="20")), attempts.RunRequest(kept="a1b2")):
         keep(run, one)
         assert (elsewhere.newest(run, (RED, BLUE)).step, len(asked)) == (0, 1)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from forms import CALL, FORMS, written
 from test_datacheck import plan, refused
 
@@ -61,13 +62,13 @@ def test_every_form_is_checked_counted_and_opened_alike(form: str, packing: Any,
     assert len(open_rows(made, str(path))) == counting.count(path, 400, None, "stream" if stream else packing)["rows"]
 
 
-@pytest.mark.parametrize("form", ["sharegpt"])
+@pytest.mark.parametrize("form", ["sharegpt", "folder of lines"])
 def test_the_planner_counts_what_a_rank_will_read(form: str, tmp_path: Path) -> None:
     found = question({**HERE, "seq_len": "400", "data": str(written(tmp_path, form, PAIRS))})
     assert (found.job.recipe.examples, found.job.recipe.rows) == (len(PAIRS), len(PAIRS))
 
 
-@pytest.mark.parametrize("form", ["parquet", "dataset"])
+@pytest.mark.parametrize("form", ["parquet", "dataset", "folder of parquet"])
 def test_without_datasets_its_forms_are_planned_with_the_reason_and_not_launched(form, tmp_path, monkeypatch) -> None:
     path = str(written(tmp_path, form, PAIRS))
     find = importlib.util.find_spec
@@ -137,6 +138,38 @@ def test_a_table_is_converted_by_the_line_that_is_told(tmp_path: Path) -> None:
     subprocess.run([sys.executable, *words[1:]], check=True, env=environment, capture_output=True)
     made = [example for _, example in read_examples(tmp_path / "d.csv.jsonl", "data")]
     assert made == [Pair("a", "b"), Pair("c", "d")]
+
+
+@pytest.mark.parametrize(
+    ("names", "rule"),
+    [
+        (("a.jsonl", "b.parquet"), "holds a.jsonl and b.parquet, of which only one kind would be read"),
+        (("a.jsonl", "notes.txt"), "holds .txt files and a.jsonl, of which only one kind would be read"),
+        (("chats-test.jsonl", "chats-train.jsonl"), "holds the splits test, train"),
+        (("more/a.jsonl",), "is a folder without .txt, .json, .jsonl or .parquet files"),
+    ],
+)
+def test_a_folder_of_several_kinds_or_splits_is_refused(names: tuple[str, ...], rule: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("PAR1" if name.endswith("parquet") else '{"text": "a"}\n')
+    with pytest.raises(PlannerError) as caught:
+        question({**HERE, "data": str(tmp_path)})
+    assert caught.value.rule.startswith(rule)
+    assert "splits" not in rule or caught.value.fix == f"Name one of them: {tmp_path}/chats-train.jsonl"
+    assert refused(plan(seq_len=64, data=str(tmp_path)))
+
+
+def test_planner_and_trainer_read_a_folder_as_its_files_joined(tmp_path: Path) -> None:
+    """The same examples in the same order as of one file, and as many in the plan as are trained on."""
+    one, folder = written(tmp_path, "lines", PAIRS), written(tmp_path, "folder of lines", PAIRS)
+    (folder / "README.md").write_text("About these chats.")
+    made = [plan(seq_len=400, data=str(path)) for path in (one, folder)]
+    joined, rows = (open_rows(each, each.job.recipe.data) for each in made)
+
+    assert len(rows) == question({**HERE, "seq_len": "400", "data": str(folder)}).job.recipe.rows == len(PAIRS)
+    order = list(range(len(PAIRS)))
+    assert torch.equal(rows.batch(order).inputs, joined.batch(order).inputs)
 
 
 @pytest.mark.parametrize("special", ["fifo", "device", "empty folder", "splits"])

@@ -19,7 +19,7 @@ from executor.folder import alive
 from executor.folder.alive import Said
 from executor.system import processes
 from executor.watch import hangs
-from executor.watch.hangs import Hang, HungRank, Watch, allowed_s, blamed, place_of, sentence
+from executor.watch.hangs import Hang, HangWatch, HungRank, allowed_s, blamed, place_of, sentence
 
 HOSTS = ("one", "one", "two", "two")
 RANK = (
@@ -83,7 +83,7 @@ def test_how_long_a_rank_may_be_silent_depends_on_what_it_does(stage, median_s, 
 
 def test_ranks_hang_when_none_of_them_goes_on_and_their_stacks_are_printed(tmp_path, ranks):
     clock = Clock()
-    watch = Watch(tmp_path, "id", 0, (0, 1), 2, 10.0, clock)
+    watch = HangWatch(tmp_path, "id", 0, (0, 1), 2, 10.0, clock)
     assert watch.look() is None
     clock.now = 9.0
     assert watch.look() is None
@@ -103,7 +103,7 @@ def test_ranks_hang_when_none_of_them_goes_on_and_their_stacks_are_printed(tmp_p
 
 def test_ranks_are_looked_at_once_in_a_while_however_often_that_is_asked_for(tmp_path):
     clock = Clock()
-    watch = Watch(tmp_path, "id", 0, (0,), 1, 10.0, clock)
+    watch = HangWatch(tmp_path, "id", 0, (0,), 1, 10.0, clock)
     speak(tmp_path, said("step"))
     assert watch.look() is None
     found = []
@@ -114,7 +114,7 @@ def test_ranks_are_looked_at_once_in_a_while_however_often_that_is_asked_for(tmp
 
 def test_one_rank_that_goes_on_is_no_hang(tmp_path):
     clock = Clock()
-    watch = Watch(tmp_path, "id", 0, (0, 1), 2, 10.0, clock)
+    watch = HangWatch(tmp_path, "id", 0, (0, 1), 2, 10.0, clock)
     speak(tmp_path, said("step"))
     for count in range(1, 8):
         speak(tmp_path, said("validation", count=count, rank=1))
@@ -125,7 +125,7 @@ def test_one_rank_that_goes_on_is_no_hang(tmp_path):
 @pytest.mark.parametrize(("stage", "hangs_too"), [("checkpoint", False), ("end", False), ("step", True)])
 def test_ranks_that_wait_for_another_nodes_slow_disk_do_not_hang(tmp_path, stage, hangs_too):
     clock = Clock()
-    watch = Watch(tmp_path, "id", 0, (0,), 2, 10.0, clock)
+    watch = HangWatch(tmp_path, "id", 0, (0,), 2, 10.0, clock)
     speak(tmp_path, said("step"))
     speak(tmp_path, said(stage, rank=1))
     for now in (0.0, 6.0, 12.0, 18.0):
@@ -144,7 +144,7 @@ def stop(pid: int) -> None:
 
 def test_a_stopped_rank_is_found_after_a_moment_and_a_pause_is_not(tmp_path, ranks):
     clock = Clock()
-    watch = Watch(tmp_path, "id", 0, (0, 1), 2, None, clock)
+    watch = HangWatch(tmp_path, "id", 0, (0, 1), 2, None, clock)
     assert watch.look() is None
     stop(ranks[1].pid)
     clock.now = 2.0
@@ -165,7 +165,9 @@ def test_a_stopped_rank_is_found_after_a_moment_and_a_pause_is_not(tmp_path, ran
         ["elsewhere", "stopped"],
     )
     text = sentence([found], HOSTS, "run")
-    assert text.startswith(f"rank 1 on one is stopped at step 3: process {ranks[1].pid} had a signal such as SIGSTOP")
+    assert text.startswith(
+        f"rank 1 on one is stopped at step 3: process {ranks[1].pid} received a signal such as SIGSTOP"
+    )
 
 
 def test_a_rank_that_says_nothing_is_found_by_its_environment(tmp_path):
@@ -176,7 +178,7 @@ def test_a_rank_that_says_nothing_is_found_by_its_environment(tmp_path):
             signal.sigtimedwait([], 0.02)
         stop(silent.pid)
         clock = Clock()
-        watch = Watch(tmp_path, "of-a-script", 0, (0,), 1, None, clock)
+        watch = HangWatch(tmp_path, "of-a-script", 0, (0,), 1, None, clock)
         assert watch.look() is None
         clock.now = 6.0
         found = watch.look()
@@ -255,5 +257,5 @@ def test_the_sentence_puts_together_what_all_nodes_saw():
     )
     nobody = [Hang(node=0, kind="stuck", after_s=61.0, ranks=(hung(0, "waiting"), hung(1, "waiting")))]
     assert sentence(nobody, HOSTS, "run").startswith(
-        "no rank goes on since 61 s, and none is behind: look at the network between them; ranks [0, 1] wait in f"
+        "no rank has made progress for 61 s, and none is behind: check the network between them; ranks [0, 1] wait in f"
     )

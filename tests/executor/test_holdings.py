@@ -50,7 +50,7 @@ def written(runs: dict[str, Path], step: int, commits: tuple[str, ...] = HOSTS, 
             checkpoints.commit(folder, found, {name: found.files[name]})
 
 
-def held(runs: dict[str, Path], *contents: int) -> dict[str, tuple[holdings.Held, ...]]:
+def held(runs: dict[str, Path], *contents: int) -> dict[str, tuple[holdings.HeldCheckpoint, ...]]:
     return {host: holdings.held(folder, contents) for host, folder in runs.items()}
 
 
@@ -150,7 +150,7 @@ def test_the_part_of_a_host_that_was_killed_before_it_deleted_its_own_goes_with_
 
 
 def test_a_part_that_a_resumed_run_has_come_past_goes(runs: dict[str, Path]) -> None:
-    """It went on after step 20, and its checkpoint of step 30 waited and is of step 31."""
+    """It resumed after step 20, and its checkpoint of step 30 waited and is of step 31."""
     for step in (10, 20):
         written(runs, step)
     for step in (15, 30, 40):

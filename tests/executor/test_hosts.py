@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from executor.hosts import ssh_session
-from executor.hosts.hosts import Machine, read_hosts
+from executor.hosts.hosts import HostEntry, read_hosts
 from executor.system import address
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan, encode_plan, read_plan
@@ -26,7 +26,7 @@ def plan_of_two_nodes(tmp_path: Path) -> Plan:
     return read_plan(tmp_path / "made.json")
 
 
-def hosts(folder: Path, text: str) -> tuple[Machine, ...]:
+def hosts(folder: Path, text: str) -> tuple[HostEntry, ...]:
     (file := folder / "hosts").write_text(text)
     return read_hosts(file)
 
@@ -34,7 +34,7 @@ def hosts(folder: Path, text: str) -> tuple[Machine, ...]:
 def test_hosts_are_nodes_in_the_order_of_the_lines(tmp_path):
     found = hosts(tmp_path, "# two racks\nb slots=8\n\nme@a port=2222 # the slow one\n")
 
-    assert found == (Machine("b", slots=8, line=2), Machine("a", user="me", port=2222, line=4))
+    assert found == (HostEntry("b", slots=8, line=2), HostEntry("a", user="me", port=2222, line=4))
 
 
 def test_ranges_keep_their_width_and_multiply(tmp_path):
@@ -50,7 +50,7 @@ def test_a_line_of_defaults_holds_for_those_that_follow(tmp_path):
     )
     first, second, third = hosts(tmp_path, text)
 
-    assert first == Machine("first", line=1)
+    assert first == HostEntry("first", line=1)
     assert (second.python, second.prelude) == ("~/venv/bin/python", "module load cuda; source env.sh")
     assert (third.python, third.prelude) == ("python3.12", "module load cuda; source env.sh")
 
@@ -59,21 +59,21 @@ def test_a_line_of_defaults_holds_for_those_that_follow(tmp_path):
     ("text", "words"),
     [
         ("", "names no host. Try a line such as: node1 slots=8"),
-        ("ok\n-oProxyCommand=touch\\ x\n", "hosts line 2=-oProxyCommand=touch x: is no name of a host"),
-        ("$(touch)\n", "line 1=$(touch): is no name of a host"),
-        ("a;b\n", "is no name of a host"),
-        ("'a b'\n", "line 1=a b: is no name of a host"),
-        ("-l@a\n", "line 1=user=-l: is no name of a user"),
-        ("@a\n", "is no name of a user"),
+        ("ok\n-oProxyCommand=touch\\ x\n", "hosts line 2=-oProxyCommand=touch x: is not a host name"),
+        ("$(touch)\n", "line 1=$(touch): is not a host name"),
+        ("a;b\n", "is not a host name"),
+        ("'a b'\n", "line 1=a b: is not a host name"),
+        ("-l@a\n", "line 1=user=-l: is not a user name"),
+        ("@a\n", "is not a user name"),
         ("a 'b\n", "line 1=a 'b: cannot be read (No closing quotation). Close every quote"),
-        ("a python='x\x07y'\n", "has a character that is not printed"),
-        ("a slot=8\n", "line 1=slot=8: is nothing that is said of a host. Did you mean slots"),
-        ("a 8\n", "line 1=8: is nothing that is said of a host"),
-        ("a slots=0\n", "line 1=slots=0: is no number from 1 to 65535"),
-        ("a port=x\n", "line 1=port=x: is no number from 1 to 65535"),
+        ("a python='x\x07y'\n", "has an unprintable character"),
+        ("a slot=8\n", "line 1=slot=8: is not a setting of a host. Did you mean slots"),
+        ("a 8\n", "line 1=8: is not a setting of a host"),
+        ("a slots=0\n", "line 1=slots=0: is not a number from 1 to 65535"),
+        ("a port=x\n", "line 1=port=x: is not a number from 1 to 65535"),
         ("a python=-c\n", "is empty, or an option"),
         ("a prelude=\n", "is empty, or an option"),
-        ("n[4-1]\n", "has a range '4-1' that is none. Try n[01-04]"),
+        ("n[4-1]\n", "has the malformed range '4-1'. Try n[01-04]"),
         ("n[1-9999]\n", "names more than 4096 hosts"),
         ("n[1-4096]x[1-4096]\n", "names more than 4096 hosts"),
         ("n[1-999999999][1-999999999]z[1-999999999]\n", "names more than 4096 hosts"),
@@ -81,11 +81,11 @@ def test_a_line_of_defaults_holds_for_those_that_follow(tmp_path):
         ("".join(f"n{line}-[1-64]\n" for line in range(99)), "line 65=n64-[1-64]: names more than 4096 hosts"),
         ("n" + "[1]" * 9 + "\n", "has more than 8 ranges"),
         ("n" + "[1]" * 1300 + "\n", "has more than 8 ranges"),
-        (f"n[1-{'9' * 4000}]\n", "that is none. Try n[01-04]"),
-        (f"n[{'0' * 4000}1-2]\n", "that is none. Try n[01-04]"),
+        (f"n[1-{'9' * 4000}]\n", "the malformed range"),
+        (f"n[{'0' * 4000}1-2]\n", "the malformed range"),
         ("x" * 10**6, "hosts line 1: has 1000000 characters, more than 4096"),
-        ("n[1,,2]\n", "has a range '' that is none"),
-        ("n[1-2\n", "line 1=n[1-2: is no name of a host"),
+        ("n[1,,2]\n", "has the malformed range ''"),
+        ("n[1-2\n", "line 1=n[1-2: is not a host name"),
         ("a\nb\na slots=2\n", "line 3=a: is listed before, in line 1. Give a host once, with slots=K for K ranks"),
         ('a container="x \'y"\n', "cannot be read (No closing quotation)"),
     ],
@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
 
 
 def test_ssh_gets_options_then_the_host_then_one_fixed_command():
-    found = ssh_session.words(Machine("n1", user="me", port=22, python="/x y", prelude="module load z"))
+    found = ssh_session.words(HostEntry("n1", user="me", port=22, python="/x y", prelude="module load z"))
 
     assert found[-3:] == ["--", "n1", ssh_session.COMMAND]
     assert found[found.index("-l") + 1] == "me"
@@ -119,9 +119,9 @@ def test_ssh_gets_options_then_the_host_then_one_fixed_command():
 @pytest.mark.parametrize(
     ("machine", "started"),
     [
-        (Machine("n", python="/o p/python"), "/o p/python"),
-        (Machine("n", python="~/v/python"), "HOME/v/python"),
-        (Machine("n", container="run --bind '/a b' img"), "run --bind /a b img python3"),
+        (HostEntry("n", python="/o p/python"), "/o p/python"),
+        (HostEntry("n", python="~/v/python"), "HOME/v/python"),
+        (HostEntry("n", container="run --bind '/a b' img"), "run --bind /a b img python3"),
     ],
 )
 def test_the_first_line_starts_python_with_its_words_as_they_are(tmp_path, machine, started):

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from scripted import Agents, agents  # noqa: F401 (a fixture)
+from scripted import Agents
 
 from executor.folder import joining
-from executor.folder.joining import End, Joined
+from executor.folder.joining import Joined, NodeEnd
 from executor.launchers import local
 from executor.run.dryrun import DryRun, write
 from executor.run.join import (
-    Asked,
     Meeting,
-    Node,
+    NodeRequest,
+    PreparedNode,
     _ended,
     _evidence,
     _host,
@@ -35,19 +35,19 @@ from executor.run.reap import Standing, standing
 from executor.system import address
 from executor.watch.rollcall import RollCall
 from executor.watch.supervise import hang_up
-from executor.watch.verdict import Ending, Verdict
+from executor.watch.verdict import Ending, RunVerdict
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan, encode_plan
 
 
 @pytest.fixture
-def plan(agents: Agents) -> Plan:  # noqa: F811
+def plan(agents: Agents) -> Plan:
     """Two nodes of one rank each."""
     return agents.plan(nodes=2, processes=1)
 
 
 @pytest.fixture
-def folder(agents: Agents) -> Path:  # noqa: F811
+def folder(agents: Agents) -> Path:
     ready = agents.ready(nodes=2, processes=1)
     write(DryRun(ready, launch_spec(ready, 29500, {}), 29500, {}), ready.options.run_dir)
     return ready.options.run_dir
@@ -87,7 +87,7 @@ def test_one_node_needs_no_master_and_two_need_one_that_others_reach():
 
 def refusal(folder: Path, node: int = 0, **asked: object) -> PlannerError:
     with pytest.raises(PlannerError) as caught:
-        prepared(folder, Asked(node, **asked), lambda _: None)
+        prepared(folder, NodeRequest(node, **asked), lambda _: None)
     assert caught.value.field.startswith(f"{socket.gethostname()}: ")
     return caught.value
 
@@ -116,7 +116,7 @@ def test_a_folder_that_waits_for_its_nodes_is_said_to_stand_so(folder):
     joining.claim(folder, Joined(node=0, host="red", process="1:1", refusal="no data"))
     joining.claim(folder, Joined(node=1, host="blue", process="1:1"))
     assert standing(folder) == Standing("joined", "node 1 on blue")
-    end = End(status="completed", exit_code=0, message="")
+    end = NodeEnd(status="completed", exit_code=0, message="")
     joining.update(folder, Joined(node=1, host="blue", process="1:1", end=end))
     assert standing(folder) == Standing("joined", "node 1 on blue (completed)")
 
@@ -150,7 +150,7 @@ def test_a_node_is_claimed_once_but_for_one_that_was_refused(tmp_path):
         joining.claim(tmp_path, replace(first, host="blue"))
     joining.refused(tmp_path, replace(first, host="blue", refusal="no data"))
     assert joining.read_joined(tmp_path) == {0: first}
-    joining.update(tmp_path, replace(first, end=End(status="completed", exit_code=0, message="")))
+    joining.update(tmp_path, replace(first, end=NodeEnd(status="completed", exit_code=0, message="")))
     assert joining.read_joined(tmp_path)[0].end is not None
     assert [path.name for path in (tmp_path / "joined").iterdir()] == ["node-0.json"]
 
@@ -192,30 +192,30 @@ def test_a_reader_that_goes_away_is_a_hang_up_and_a_file_has_none(tmp_path):
 
 # -- nodes that wait for each other -----------------------------------------------------------------------------------
 
-PLACE = address.Place("10.0.0.1", "10.0.0.2", "eth0")
+PLACE = address.NodeAddress("10.0.0.1", "10.0.0.2", "eth0")
 RED = Joined(node=0, host="red", process="1:1", versions={"torch": "2.13"})
 BLUE = replace(RED, node=1, host="blue")
 
 
-def node(agents: Agents, folder: Path, number: int, **more: object) -> Node:  # noqa: F811
+def node(agents: Agents, folder: Path, number: int, **more: object) -> PreparedNode:
     """A node of two of one rank each, whose claim stands in the folder."""
     ready = agents.ready(nodes=2, processes=1, **more.pop("options", {}))  # type: ignore[arg-type]
-    hosts = local.Hosts("join", tuple(_host(one, Asked(number, host="here"), PLACE) for one in (0, 1)))
+    hosts = local.LaunchedNodes("join", tuple(_host(one, NodeRequest(number, host="here"), PLACE) for one in (0, 1)))
     claim = (RED, BLUE)[number]
     joining.claim(folder, claim)
     made = dataclasses.replace(ready, node=number, hosts=hosts)
-    return Node(made, PLACE, 29500, claim, **more)  # type: ignore[arg-type]
+    return PreparedNode(made, PLACE, 29500, claim, **more)  # type: ignore[arg-type]
 
 
 def test_a_node_is_this_host_at_its_own_address_and_others_are_elsewhere() -> None:
-    for asked, name in ((Asked(1, host="blue"), "blue"), (Asked(1), socket.gethostname())):
-        assert _host(1, asked, PLACE) == local.Host(1, name, "10.0.0.2", "eth0")
-    assert _host(0, Asked(1), PLACE) == local.Host(0, "node-0", "10.0.0.1", None, here=False)
-    assert _host(2, Asked(1), PLACE) == local.Host(2, "node-2", "node-2", None, here=False)
-    assert _host(0, Asked(0), address.Place("10.0.0.1", "10.0.0.1", "")).interface is None
+    for asked, name in ((NodeRequest(1, host="blue"), "blue"), (NodeRequest(1), socket.gethostname())):
+        assert _host(1, asked, PLACE) == local.LaunchedNode(1, name, "10.0.0.2", "eth0")
+    assert _host(0, NodeRequest(1), PLACE) == local.LaunchedNode(0, "node-0", "10.0.0.1", None, here=False)
+    assert _host(2, NodeRequest(1), PLACE) == local.LaunchedNode(2, "node-2", "node-2", None, here=False)
+    assert _host(0, NodeRequest(0), address.NodeAddress("10.0.0.1", "10.0.0.1", "")).interface is None
 
 
-def test_a_node_has_met_once_all_its_own_ranks_say_so(agents: Agents, folder: Path) -> None:  # noqa: F811
+def test_a_node_has_met_once_all_its_own_ranks_say_so(agents: Agents, folder: Path) -> None:
     meeting = Meeting(node(agents, folder, 1))
     (folder / "mesh" / "rank-0.json").write_text("{}")
     assert not meeting.complete()
@@ -223,14 +223,14 @@ def test_a_node_has_met_once_all_its_own_ranks_say_so(agents: Agents, folder: Pa
     assert meeting.complete()
 
     both = agents.ready(nodes=1, processes=2)
-    wide = Meeting(Node(dataclasses.replace(both, options=meeting.node.ready.options), PLACE, 29500, RED))
+    wide = Meeting(PreparedNode(dataclasses.replace(both, options=meeting.node.ready.options), PLACE, 29500, RED))
     assert wide.complete()
     (folder / "mesh" / "rank-0.json").unlink()
     assert not wide.complete()
 
 
 def test_ranks_of_a_script_have_met_once_they_are_started_and_a_launched_node_waits_for_nobody(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     folder: Path,
 ) -> None:
     scripted = Meeting(node(agents, folder, 1, options={"script": ("train.py",)}))
@@ -250,24 +250,24 @@ def test_ranks_of_a_script_have_met_once_they_are_started_and_a_launched_node_wa
     ("other", "refused"),
     [
         (RED, ""),
-        (replace(RED, end=End(status="completed", exit_code=0, message="")), ""),
+        (replace(RED, end=NodeEnd(status="completed", exit_code=0, message="")), ""),
         (replace(RED, refusal="has no data"), "node 0=red: cannot join: has no data"),
         (
-            replace(RED, end=End(status="x", exit_code=5, message="rank 0 died")),
+            replace(RED, end=NodeEnd(status="x", exit_code=5, message="rank 0 died")),
             "ended before all ranks had met: rank 0",
         ),
         (replace(RED, versions={"torch": "2.12"}), "node 0=red: has torch 2.12, and blue has 2.13"),
     ],
 )
 def test_a_node_that_waits_hears_of_another_that_never_comes_and_not_of_itself(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     folder: Path,
     other: Joined,
     refused: str,
 ) -> None:
     meeting = Meeting(node(agents, folder, 1))
     joining.claim(folder, other)
-    joining.update(folder, replace(BLUE, end=End(status="x", exit_code=5, message="said of itself")))
+    joining.update(folder, replace(BLUE, end=NodeEnd(status="x", exit_code=5, message="said of itself")))
     if not refused:
         assert meeting.complete() is False
     else:
@@ -278,7 +278,7 @@ def test_a_node_that_waits_hears_of_another_that_never_comes_and_not_of_itself(
 
 
 def test_nodes_that_did_not_come_are_named_by_node_0_and_node_0_by_the_others(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -299,11 +299,11 @@ def test_nodes_that_did_not_come_are_named_by_node_0_and_node_0_by_the_others(
     assert last.absent() == ""
 
 
-def test_node_0_judges_by_all_nodes_of_its_folder_and_another_by_its_own_ranks(agents: Agents, folder: Path) -> None:  # noqa: F811
+def test_node_0_judges_by_all_nodes_of_its_folder_and_another_by_its_own_ranks(agents: Agents, folder: Path) -> None:
     first, last = node(agents, folder, 0), node(agents, folder, 1)
     ending, roll = Ending(ok=False), RollCall(folder, 1, dict, print)
 
-    def elsewhere(one: Node) -> frozenset[int]:
+    def elsewhere(one: PreparedNode) -> frozenset[int]:
         found = _evidence(one, ending, None, None, roll)
         assert list(found.hosts) == ["red", "blue"] and found.awaited == ""
         return found.elsewhere
@@ -322,18 +322,20 @@ def test_node_0_judges_by_all_nodes_of_its_folder_and_another_by_its_own_ranks(a
     )
 
 
-def test_how_a_node_ended_is_said_beside_what_it_said_before(agents: Agents, folder: Path) -> None:  # noqa: F811
+def test_how_a_node_ended_is_said_beside_what_it_said_before(agents: Agents, folder: Path) -> None:
     one = node(agents, folder, 1)
     joining.update(folder, replace(BLUE, argv=("agent",)))
-    end = End(status="hung", exit_code=8, message="m", cause="c")
-    assert _ended(one, Verdict("hung", 8, "m", 3, "c")) == replace(BLUE, argv=("agent",), end=end)
+    end = NodeEnd(status="hung", exit_code=8, message="m", cause="c")
+    assert _ended(one, RunVerdict("hung", 8, "m", 3, "c")) == replace(BLUE, argv=("agent",), end=end)
     (folder / "joined" / "node-1.json").unlink()
-    assert _ended(one, Verdict("hung", 8, "m", 3, "c")) == replace(BLUE, end=end)
+    assert _ended(one, RunVerdict("hung", 8, "m", 3, "c")) == replace(BLUE, end=end)
 
 
-@pytest.mark.parametrize(("asked", "host"), [(Asked(0, host="red"), "red"), (Asked(0), socket.gethostname())])
+@pytest.mark.parametrize(
+    ("asked", "host"), [(NodeRequest(0, host="red"), "red"), (NodeRequest(0), socket.gethostname())]
+)
 def test_a_refusal_begins_with_the_name_that_the_host_was_given_or_its_own(
-    tmp_path: Path, asked: Asked, host: str
+    tmp_path: Path, asked: NodeRequest, host: str
 ) -> None:
     with pytest.raises(PlannerError) as refused:
         join(tmp_path, asked, print)
@@ -342,7 +344,7 @@ def test_a_refusal_begins_with_the_name_that_the_host_was_given_or_its_own(
 
 @pytest.mark.parametrize("cause", ["interrupted", ""])
 def test_a_node_that_failed_waits_for_what_others_say_and_their_person_s_signal_is_the_story(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     folder: Path,
     cause: str,
 ) -> None:
@@ -351,7 +353,7 @@ def test_a_node_that_failed_waits_for_what_others_say_and_their_person_s_signal_
     def says_last() -> None:
         while joining.read_joined(folder)[0].end is None:
             pass
-        end = End(status="x", exit_code=130, message="stopped by SIGINT", cause=cause)
+        end = NodeEnd(status="x", exit_code=130, message="stopped by SIGINT", cause=cause)
         joining.update(folder, replace(BLUE, end=end))
 
     other = threading.Thread(target=says_last, daemon=True)

@@ -16,11 +16,11 @@ import pytest
 from test_rundir import make_plan
 
 from executor.folder import rundir
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.launchers import local
 from executor.preflight import preflight
 from executor.run import dryrun, launch, prepare
-from executor.run.prepare import Options, Prepared
+from executor.run.prepare import PreparedRun, RunOptions
 from executor.watch.verdict import Ending
 from planner.basics.errors import PlannerError
 from planner.parallelism.backend import LaunchSpec
@@ -35,9 +35,9 @@ def quiet(_: str) -> None:
     pass
 
 
-def ready(tmp_path: Path, plan: Plan = FOUR, **options: Any) -> Prepared:
+def ready(tmp_path: Path, plan: Plan = FOUR, **options: Any) -> PreparedRun:
     """Two nodes of two ranks, which share the loopback interface."""
-    made = prepare.decided(plan, Options(run_dir=tmp_path / "run", nodes=2, **options), quiet)
+    made = prepare.decided(plan, RunOptions(run_dir=tmp_path / "run", nodes=2, **options), quiet)
     return replace(made, hosts=local.describe(2, "loopback"))
 
 
@@ -129,7 +129,7 @@ def test_agents_end_where_their_configuration_is_refused(started: Any) -> None:
 # -- a start ----------------------------------------------------------------------------------------------------------
 
 
-def start_of(made: Prepared, monkeypatch: pytest.MonkeyPatch, ends: Any) -> tuple[Any, bool, list[str]]:
+def start_of(made: PreparedRun, monkeypatch: pytest.MonkeyPatch, ends: Any) -> tuple[Any, bool, list[str]]:
     """The record and whether another start may do better, of agents that end by what `ends` returns or raises; and what
     was said."""
     said: list[str] = []
@@ -240,23 +240,23 @@ def test_another_number_of_nodes_drops_predicted_times_and_other_data_its_conten
     inputs = (Input(field="data", path="/d", digest="sha256:1", bytes=1), Input(field="tokenizer", path="/t", digest="sha256:2", bytes=1))  # fmt: skip  # noqa: E501
     plan = msgspec.structs.replace(FOUR, prediction=predicted, inputs=inputs).sealed()
     said: list[str] = []
-    same = prepare.as_run(plan, Options(run_dir=Path("r"), nodes=1), said.append)
+    same = prepare.as_run(plan, RunOptions(run_dir=Path("r"), nodes=1), said.append)
     assert (same.prediction, same.cluster, same.inputs, said) == (predicted, plan.cluster, inputs, [])
 
-    spread = prepare.as_run(plan, Options(run_dir=Path("r"), nodes=2), said.append)
+    spread = prepare.as_run(plan, RunOptions(run_dir=Path("r"), nodes=2), said.append)
     assert (spread.cluster.nodes, spread.cluster.gpus_per_node) == (2, 2)
     assert (spread.prediction.step_s, spread.prediction.tokens_per_s) == (None, None)
     assert spread.prediction.memory == predicted.memory and len(said) == 1
-    pretended = prepare.as_run(plan, Options(run_dir=Path("r"), nodes=2, fake_world=True), said.append)
+    pretended = prepare.as_run(plan, RunOptions(run_dir=Path("r"), nodes=2, fake_world=True), said.append)
     assert (pretended.cluster.nodes, pretended.prediction.step_s, len(said)) == (1, 2.0, 1)
 
-    given = prepare.as_run(plan, Options(run_dir=Path("r"), nodes=1, data=Path("/other"), steps=7), said.append)
+    given = prepare.as_run(plan, RunOptions(run_dir=Path("r"), nodes=1, data=Path("/other"), steps=7), said.append)
     assert (given.job.recipe.data, given.job.recipe.steps) == ("/other", 7)
     assert [one.field for one in given.inputs] == ["tokenizer"] and len(said) == 1
     warm = msgspec.structs.replace(plan.job.recipe, warmup_steps=5)
     plan = msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, recipe=warm))
     for steps, warmup in ((3, 3), (5, 5), (9, 5)):
-        made = prepare.as_run(plan, Options(run_dir=Path("r"), nodes=1, steps=steps), quiet)
+        made = prepare.as_run(plan, RunOptions(run_dir=Path("r"), nodes=1, steps=steps), quiet)
         assert made.job.recipe.warmup_steps == warmup
 
 
@@ -271,7 +271,7 @@ def test_what_is_prepared_has_its_hosts_and_an_absolute_folder(tmp_path: Path, m
     monkeypatch.setattr(preflight, "require", lambda checks, echo: asked.append([one.name for one in checks]))
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
-    made = prepare.prepare(FOUR, Options(run_dir=Path("run"), nodes=2, hosts="loopback"), said.append)
+    made = prepare.prepare(FOUR, RunOptions(run_dir=Path("run"), nodes=2, hosts="loopback"), said.append)
     assert (made.options.run_dir, made.hosts, made.processes) == (tmp_path / "run", local.describe(2, "loopback"), 2)
     assert made.files == made.backend.files(made.plan) and made.plan.cluster.nodes == 2
     assert len(asked) == 2 and "devices" in asked[0] and asked[1] == ["run folder", "room"]
@@ -284,8 +284,8 @@ def test_room_is_asked_for_logs_weights_and_one_checkpoint_more_than_are_kept(
     needs: list[float] = []
     monkeypatch.setattr(preflight, "check_disk", lambda folder, need, field, fix: needs.append(need) or "")
     monkeypatch.setattr(prepare.checkpoints, "expected_bytes", lambda plan: 1000.0)
-    for options in ({}, {"save_weights": True}, {"checkpoints": Policy(every="10", keep_last=2)}):
-        prepare.check_room(FOUR, Options(run_dir=tmp_path, nodes=1, **options), "--run-dir", "")
+    for options in ({}, {"save_weights": True}, {"checkpoints": CheckpointSchedule(every="10", keep_last=2)}):
+        prepare.check_room(FOUR, RunOptions(run_dir=tmp_path, nodes=1, **options), "--run-dir", "")
     # Embeddings and head 300 x 16 each; q, k, v, o 4 x 16 x 16; gate, up, down 3 x 16 x 32; three norms of 16.
     weights = 2 * 300 * 16 + 4 * 16 * 16 + 3 * 16 * 32 + 3 * 16
     logs = rundir.ROOM_BYTES + 400 * 30
@@ -298,13 +298,13 @@ def test_a_dry_run_of_a_framework_that_is_not_here_shows_the_plan_s_variables(
     made = ready(tmp_path)
     refused = {"software": "is not here"}
     assert dryrun._configured(made, refused) == dryrun._expected(made)
-    assert "not here to read its file back" in refused["configuration"]
+    assert "its file was not read back" in refused["configuration"]
 
     refused = {}
     monkeypatch.setattr(dryrun, "configuration_environment", lambda made, folder: {"FILE": f"{folder}/a.yaml"})
     assert dryrun._configured(made, refused) == {"FILE": f"{made.options.run_dir}/a.yaml"} and refused == {}
 
-    def refuse(made: Prepared, folder: Path) -> dict[str, str]:
+    def refuse(made: PreparedRun, folder: Path) -> dict[str, str]:
         raise PlannerError("config", None, "is read otherwise")
 
     monkeypatch.setattr(dryrun, "configuration_environment", refuse)

@@ -21,11 +21,11 @@ from test_cli import assert_refused, run
 from test_rundir import make_plan
 
 from executor.folder import joining, ownscript, rundir
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.launchers.kubernetes import MOUNTED, RUNS
 from executor.run import attempts, launch_export
-from executor.run.launch_export import Asked, Exported
-from executor.run.prepare import Options
+from executor.run.launch_export import Exported, ExportOptions
+from executor.run.prepare import RunOptions
 from planner.basics.errors import PlannerError
 from planner.spec import Layout, Recipe, TrainingJob, presets
 from planner.spec.plan import Plan, encode_plan
@@ -73,9 +73,9 @@ def data(tmp_path: Path) -> Path:
 
 
 def export(
-    tmp_path: Path, plan: Plan, to: launch_export.Target, asked: Asked, env: tuple[str, ...] = (), **more: Any
+    tmp_path: Path, plan: Plan, to: launch_export.Target, asked: ExportOptions, env: tuple[str, ...] = (), **more: Any
 ) -> Exported:
-    options = Options(run_dir=tmp_path / "out", nodes=plan.cluster.nodes, save_weights=True, env=env, **more)
+    options = RunOptions(run_dir=tmp_path / "out", nodes=plan.cluster.nodes, save_weights=True, env=env, **more)
     return launch_export.export(plan, to, options, asked, lambda _: None)
 
 
@@ -129,7 +129,13 @@ def check_means(folder: Path, plan: Plan, nodes_words: list[list[str]], master: 
 @pytest.mark.parametrize(("nodes", "place"), CASES)
 def test_a_jobset_means_the_plan(tmp_path: Path, nodes: int, place: int) -> None:
     plan = plan_of(nodes, layouts(nodes)[place])
-    export(tmp_path, plan, "kubernetes", Asked(image="team/image:1"), ("HF_TOKEN=hf_SeCrEt0ne", f"GREETING={NASTY}"))
+    export(
+        tmp_path,
+        plan,
+        "kubernetes",
+        ExportOptions(image="team/image:1"),
+        ("HF_TOKEN=hf_SeCrEt0ne", f"GREETING={NASTY}"),
+    )
     config, jobset = yaml.safe_load_all((tmp_path / "out/jobset.yaml").read_text())
     jsonschema.validate(jobset, strict(json.loads((SCHEMAS / "jobset-v1alpha2.json").read_text())))
 
@@ -175,7 +181,7 @@ def test_a_jobset_means_the_plan(tmp_path: Path, nodes: int, place: int) -> None
 )
 def test_a_task_of_skypilot_means_the_plan(tmp_path: Path, nodes: int, place: int, data: Path) -> None:
     plan = plan_of(nodes, layouts(nodes)[place], data)
-    export(tmp_path, plan, "skypilot", Asked(), ("HF_TOKEN=hf_SeCrEt0ne",))
+    export(tmp_path, plan, "skypilot", ExportOptions(), ("HF_TOKEN=hf_SeCrEt0ne",))
     task = yaml.safe_load((tmp_path / "out/task.yaml").read_text())
     schemas = json.loads((SCHEMAS / "skypilot-0.14.1.json").read_text())
     jsonschema.validate(task, schemas["task"])
@@ -201,7 +207,7 @@ def test_a_task_of_skypilot_means_the_plan(tmp_path: Path, nodes: int, place: in
 
 @pytest.mark.slow
 def test_the_code_that_skypilot_copies_is_the_code_that_made_the_folder(tmp_path: Path, data: Path) -> None:
-    export(tmp_path, plan_of(2, layouts(2)[0], data), "skypilot", Asked())
+    export(tmp_path, plan_of(2, layouts(2)[0], data), "skypilot", ExportOptions())
     code = tmp_path / "out/code"
     asked = "from executor.folder import joining; print(joining.code_digest(), joining.__file__)"
     done = subprocess.run(
@@ -219,7 +225,7 @@ def test_the_code_that_skypilot_copies_is_the_code_that_made_the_folder(tmp_path
 @pytest.mark.parametrize(("nodes", "place"), CASES)
 def test_a_script_for_slurm_means_the_plan(tmp_path: Path, nodes: int, place: int) -> None:
     plan = plan_of(nodes, layouts(nodes)[place])
-    made = export(tmp_path, plan, "slurm", Asked(sbatch=("time=1:00:00",)))
+    made = export(tmp_path, plan, "slurm", ExportOptions(sbatch=("time=1:00:00",)))
     script = (tmp_path / "out/run.sbatch").read_text()
     lines = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
     assert {f"nodes={nodes}", "ntasks-per-node=1", "gpus-per-node=8", "time=1:00:00"} <= set(lines)
@@ -233,7 +239,7 @@ def test_a_script_for_slurm_means_the_plan(tmp_path: Path, nodes: int, place: in
     assert made.start == f"sbatch {tmp_path / 'out/run.sbatch'}"
 
 
-AGAIN: dict[str, Any] = {"checkpoints": Policy(every="10", keep_last=3, keep_every=100), "max_restarts": 4}
+AGAIN: dict[str, Any] = {"checkpoints": CheckpointSchedule(every="10", keep_last=3, keep_every=100), "max_restarts": 4}
 
 
 def pods(tmp_path: Path, nodes: int, job: str) -> list[list[str]]:
@@ -260,7 +266,9 @@ def pods(tmp_path: Path, nodes: int, job: str) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_pods_that_are_started_again_find_the_folder_of_the_first(tmp_path: Path) -> None:
-    export(tmp_path, plan_of(2, layouts(2)[1]), "kubernetes", Asked(image="a", claims=(f"kept={RUNS}",)), **AGAIN)
+    export(
+        tmp_path, plan_of(2, layouts(2)[1]), "kubernetes", ExportOptions(image="a", claims=(f"kept={RUNS}",)), **AGAIN
+    )
     (tmp_path / "runs").mkdir()
     first = pods(tmp_path, 2, "uid-1")
     (folder,) = (tmp_path / "runs").iterdir()
@@ -273,7 +281,7 @@ def test_pods_that_are_started_again_find_the_folder_of_the_first(tmp_path: Path
 
 
 def test_nodes_of_skypilot_that_take_the_place_of_others_find_the_folder_of_the_first(tmp_path: Path) -> None:
-    made = export(tmp_path, plan_of(2, layouts(2)[1]), "skypilot", Asked(claims=(f"kept={RUNS}",)), **AGAIN)
+    made = export(tmp_path, plan_of(2, layouts(2)[1]), "skypilot", ExportOptions(claims=(f"kept={RUNS}",)), **AGAIN)
     assert made.start == f"sky jobs launch {tmp_path / 'out/task.yaml'}"
     task = yaml.safe_load((tmp_path / "out/task.yaml").read_text())
     schemas = json.loads((SCHEMAS / "skypilot-0.14.1.json").read_text())
@@ -299,7 +307,7 @@ def test_nodes_of_skypilot_that_take_the_place_of_others_find_the_folder_of_the_
 
 def test_a_script_for_slurm_takes_the_checkpoints_along(tmp_path: Path) -> None:
     more = AGAIN | {"max_restarts": 0, "stall_s": 90.0}
-    export(tmp_path, plan_of(2, layouts(2)[1]), "slurm", Asked(sbatch=("time=1:00:00",)), **more)
+    export(tmp_path, plan_of(2, layouts(2)[1]), "slurm", ExportOptions(sbatch=("time=1:00:00",)), **more)
     wanted, asked = joining.read(tmp_path / "out"), attempts.read_asked(tmp_path / "out")
     assert wanted.checkpoints == asked.checkpoints == AGAIN["checkpoints"] and wanted.stall_s == 90.0
     assert (asked.launcher, asked.sbatch) == ("slurm", ("time=1:00:00",))
@@ -311,18 +319,28 @@ def test_a_script_for_slurm_takes_the_checkpoints_along(tmp_path: Path) -> None:
     [
         (
             "kubernetes",
-            Asked(image="a"),
+            ExportOptions(image="a"),
             AGAIN,
-            "--checkpoint-every=10: writes checkpoints that go away with the nodes",
+            "--checkpoint-every=10: writes checkpoints that are lost with the nodes",
         ),
-        ("skypilot", Asked(claims=("data=/data",)), AGAIN, "that all nodes share: --claim NAME=/runs"),
-        ("kubernetes", Asked(image="a"), {"max_restarts": 1}, "--max-restarts=1: has no checkpoint to go on from"),
-        ("slurm", Asked(), AGAIN, "--max-restarts=4: is not Slurm's: it starts a job again by itself"),
-        ("slurm", Asked(claims=("kept=/runs",)), {}, "--claim=kept=/runs: is for --to kubernetes and --to skypilot"),
+        ("skypilot", ExportOptions(claims=("data=/data",)), AGAIN, "that all nodes share: --claim NAME=/runs"),
+        (
+            "kubernetes",
+            ExportOptions(image="a"),
+            {"max_restarts": 1},
+            "--max-restarts=1: needs a checkpoint to restart from",
+        ),
+        ("slurm", ExportOptions(), AGAIN, "--max-restarts=4: does not apply to Slurm"),
+        (
+            "slurm",
+            ExportOptions(claims=("kept=/runs",)),
+            {},
+            "--claim=kept=/runs: applies to --to kubernetes and --to skypilot",
+        ),
     ],
 )
 def test_checkpoints_that_nothing_keeps_and_restarts_without_any_are_refused(
-    tmp_path: Path, to: launch_export.Target, asked: Asked, more: dict[str, Any], words: str
+    tmp_path: Path, to: launch_export.Target, asked: ExportOptions, more: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(PlannerError) as caught:
         export(tmp_path, plan_of(2, layouts(2)[0]), to, asked, **more)
@@ -333,18 +351,18 @@ def test_checkpoints_that_nothing_keeps_and_restarts_without_any_are_refused(
 @pytest.mark.parametrize(
     ("to", "asked", "words"),
     [
-        ("kubernetes", Asked(), "--image: is not given"),
-        ("kubernetes", Asked(image="a b"), "must be the name of an image"),
-        ("kubernetes", Asked(image="a", claims=("data",)), "must be NAME=PATH"),
-        ("kubernetes", Asked(image="a", claims=("data=rel",)), "must be NAME=PATH"),
-        ("kubernetes", Asked(image="a", accelerator="H100"), "--accelerator: is for --to skypilot"),
-        ("slurm", Asked(image="a"), "--image: is for --to kubernetes"),
-        ("slurm", Asked(sbatch=("nodes=9",)), "is decided by the plan"),
-        ("skypilot", Asked(accelerator="H100:8"), "must be a name that sky show-gpus prints"),
+        ("kubernetes", ExportOptions(), "--image: is not given"),
+        ("kubernetes", ExportOptions(image="a b"), "must be the name of an image"),
+        ("kubernetes", ExportOptions(image="a", claims=("data",)), "must be NAME=PATH"),
+        ("kubernetes", ExportOptions(image="a", claims=("data=rel",)), "must be NAME=PATH"),
+        ("kubernetes", ExportOptions(image="a", accelerator="H100"), "--accelerator: is for --to skypilot"),
+        ("slurm", ExportOptions(image="a"), "--image: is for --to kubernetes"),
+        ("slurm", ExportOptions(sbatch=("nodes=9",)), "is decided by the plan"),
+        ("skypilot", ExportOptions(accelerator="H100:8"), "must be a name that sky show-gpus prints"),
     ],
 )
 def test_what_does_not_belong_is_refused_and_nothing_is_left(
-    tmp_path: Path, to: launch_export.Target, asked: Asked, words: str
+    tmp_path: Path, to: launch_export.Target, asked: ExportOptions, words: str
 ) -> None:
     with pytest.raises(PlannerError, match=words.replace("(", "\\(")):
         export(tmp_path, plan_of(2, layouts(2)[0]), to, asked)
@@ -356,13 +374,13 @@ def test_a_gpu_without_a_name_there_needs_one(tmp_path: Path) -> None:
     other = msgspec.structs.replace(presets.cluster("mi300x-192gb"), nodes=2, gpus_per_node=8)
     plan = msgspec.structs.replace(plan, cluster=other).sealed()
     with pytest.raises(PlannerError, match="has no name of SkyPilot's"):
-        export(tmp_path, plan, "skypilot", Asked())
-    export(tmp_path, plan, "skypilot", Asked(accelerator="MI300X"))
+        export(tmp_path, plan, "skypilot", ExportOptions())
+    export(tmp_path, plan, "skypilot", ExportOptions(accelerator="MI300X"))
     assert "MI300X:8" in (tmp_path / "out/task.yaml").read_text()
 
 
 def test_claims_hold_the_runs_and_the_data(tmp_path: Path, data: Path) -> None:
-    asked = Asked(image="a", claims=(f"data={data.parent}", f"kept={RUNS}"))
+    asked = ExportOptions(image="a", claims=(f"data={data.parent}", f"kept={RUNS}"))
     made = export(tmp_path, plan_of(2, layouts(2)[0], data), "kubernetes", asked)
     assert len(made.notes) == 1 and "needs executor on its PATH" in made.notes[0]
     _, jobset = yaml.safe_load_all((tmp_path / "out/jobset.yaml").read_text())
@@ -386,9 +404,9 @@ def test_a_persons_own_script_goes_with_the_folder_and_is_run_with_its_arguments
     script = tmp_path / "own" / "a $(touch canary) é.py"
     script.parent.mkdir()
     script.write_text("print('mine')\n")
-    image = {"kubernetes": Asked(image="team/image:1")}.get(to, Asked())
+    image = {"kubernetes": ExportOptions(image="team/image:1")}.get(to, ExportOptions())
     words = (str(script), "--lr", NASTY)
-    options = Options(tmp_path / "out", 2, script=words)
+    options = RunOptions(tmp_path / "out", 2, script=words)
     launch_export.export(plan_of(2, layouts(2)[0]), to, options, image, lambda text: None)
 
     folder = tmp_path / "out" / ("" if to == "slurm" else "run")
@@ -412,7 +430,7 @@ def test_a_script_is_named_for_export_and_takes_no_options_of_the_trainer(tmp_pa
     (tmp_path / "own.py").write_text("")
     asked = ["export-launch", "plan.json", "--to", "slurm", "-o", "out", "--script", "own.py"]
     for more in (["--save-weights"], ["--checkpoint-every", "5"], ["--max-restarts", "1"]):
-        assert_refused(run(*asked, *more, cwd=tmp_path), 2, "the built-in trainer's")
+        assert_refused(run(*asked, *more, cwd=tmp_path), 2, "the built-in trainer")
     done = run(*asked, "--json", "--", "--lr", "a b", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert joining.read(tmp_path / "out").script == (str(tmp_path / "own.py"), "--lr", "a b")

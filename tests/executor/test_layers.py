@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from executor.measure import tracekernels
-from executor.measure.trace import Kept
-from executor.worker.meter.storages import TERMS, Change, Storage, by_term, fullest_moment
+from executor.measure.trace import SavedTensor
+from executor.worker.meter.storages import TERMS, StorageChange, TrackedStorage, by_term, fullest_moment
 from executor.worker.trace.layers import Phase, calls_of_many, extrapolated, fullest, kept_of, phase_of
 from planner.spec import Kernels
 from planner.spec.plan import Collective
@@ -20,9 +20,9 @@ WEIGHT, KEPT, TEMPORARY, CAST, LOGITS = 1000, 70, 400, 30, 900
 """Bytes of each layer, of the logits in all."""
 
 
-def storage(term: str, op: str = "aten.mm", path: str = "", phase: str = "forward") -> Storage:
+def storage(term: str, op: str = "aten.mm", path: str = "", phase: str = "forward") -> TrackedStorage:
     """A storage whose bytes count under a term."""
-    made = Storage(0, op, path, phase, (), in_engine=term == "buckets")
+    made = TrackedStorage(0, op, path, phase, (), in_engine=term == "buckets")
     made.state = term if term in ("params", "optimizer") else ""
     made.was_parameter, made.was_grad = term == "gathered", term == "grads"
     made.has_vocab, made.was_kept = term == "logits", term == "activations"
@@ -34,13 +34,13 @@ class Step:
 
     def __init__(self, layers: int, temporary: int = TEMPORARY, cast: int = CAST) -> None:
         self.layers, self.temporary, self.cast = layers, temporary, cast
-        self.live: dict[Storage, int] = {storage("params", path=f"layers.{n}"): WEIGHT for n in range(layers)}
+        self.live: dict[TrackedStorage, int] = {storage("params", path=f"layers.{n}"): WEIGHT for n in range(layers)}
         self.live[storage("params", path="embed_tokens")] = 5 * WEIGHT
-        self.changes: list[Change] = []
+        self.changes: list[StorageChange] = []
 
-    def change(self, one: Storage, delta: int, op: str, path: str) -> Storage:
+    def change(self, one: TrackedStorage, delta: int, op: str, path: str) -> TrackedStorage:
         self.live[one] = self.live.get(one, 0) + delta
-        self.changes.append(Change(one, delta, op, path))
+        self.changes.append(StorageChange(one, delta, op, path))
         return one
 
     def phases(self) -> Iterator[Phase]:
@@ -126,19 +126,19 @@ def test_what_a_block_keeps_is_that_of_the_second_and_of_the_loss() -> None:
     }
 
     assert kept_of(start, tokens=8) == (
-        Kept(path="mlp.act", op="aten.mul", bytes_per_token=2.0),
-        Kept(path="", op="aten.add", bytes_per_token=3.0),
-        Kept(path="loss", op="aten.log_softmax", bytes_per_token=5.0),
+        SavedTensor(path="mlp.act", op="aten.mul", bytes_per_token=2.0),
+        SavedTensor(path="", op="aten.add", bytes_per_token=3.0),
+        SavedTensor(path="loss", op="aten.log_softmax", bytes_per_token=5.0),
     )
 
 
 def test_the_fullest_moment_has_what_was_there_then_and_counts_it_by_term() -> None:
     first, second = storage("params"), storage("temporaries")
     changes = [
-        Change(second, 5, "", ""),
-        Change(second, -5, "", ""),
-        Change(first, -1, "", ""),
-        Change(second, 5, "", ""),
+        StorageChange(second, 5, "", ""),
+        StorageChange(second, -5, "", ""),
+        StorageChange(first, -1, "", ""),
+        StorageChange(second, 5, "", ""),
     ]
 
     moment = fullest_moment({first: 10}, changes)
@@ -161,8 +161,8 @@ def test_calls_and_their_bytes_grow_by_the_layers_between_two_traces() -> None:
     assert [(call.count, call.payload_bytes) for call in grown] == [(9 + 3 * 4, 110 + 3 * 40), (1, 8), (16, 64)]
 
 
-def kept(path: str, *operations: str) -> list[Kept]:
-    return [Kept(path=path, op=f"aten.{op}", bytes_per_token=1.0) for op in operations]
+def kept(path: str, *operations: str) -> list[SavedTensor]:
+    return [SavedTensor(path=path, op=f"aten.{op}", bytes_per_token=1.0) for op in operations]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def kept(path: str, *operations: str) -> list[Kept]:
     ],
 )
 def test_kept_tensors_show_the_kernels_of_their_part_and_of_no_other(
-    tensors: list[Kept], parts: dict[str, str]
+    tensors: list[SavedTensor], parts: dict[str, str]
 ) -> None:
     given = Kernels(norm="x", rotary="x", attention="x", mlp="x", loss="x")  # type: ignore[arg-type]
 

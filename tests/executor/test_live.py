@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from executor.preflight.contract import Live
+from executor.preflight.contract import WrappedScript
 from executor.worker.world.live import live
 
 
@@ -80,10 +80,10 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_module_in_a_wrapper_of_a_process_group_has_its_ranks() -> None:
     weight, other = Weight(), Weight()
     wrapped = DDP(other, weight, process_group=group(4))
-    assert live(stepping(weight)) == Live(
+    assert live(stepping(weight)) == WrappedScript(
         world_size=8, rank=3, engine="ddp", wrapper="DistributedDataParallel", ranks=4)  # fmt: skip
     sharded = FSDP1(weight, process_group=group(8))  # outside of the other
-    assert live(stepping(weight)) == Live(
+    assert live(stepping(weight)) == WrappedScript(
         world_size=8, rank=3, engine="fsdp1", wrapper="FullyShardedDataParallel", ranks=8)  # fmt: skip
     assert live(stepping(other)).engine == "ddp"
     assert (wrapped.weights, sharded.weights) == ((other, weight), (weight,))
@@ -92,15 +92,15 @@ def test_a_module_in_a_wrapper_of_a_process_group_has_its_ranks() -> None:
 def test_a_wrapper_of_other_weights_and_another_package_s_class_are_not_meant() -> None:
     weight = Weight()
     kept = DDP(Weight(), process_group=group(4)), OTHERS(weight, process_group=group(4)), Module(weight)
-    assert live(stepping(weight)) == Live(world_size=8, rank=3)
-    assert live() == Live(world_size=8, rank=3, engine="ddp", wrapper="DistributedDataParallel", ranks=4)
+    assert live(stepping(weight)) == WrappedScript(world_size=8, rank=3)
+    assert live() == WrappedScript(world_size=8, rank=3, engine="ddp", wrapper="DistributedDataParallel", ranks=4)
     assert len(kept) == 3
 
 
 def test_deepspeed_s_engine_is_told_first_whatever_its_optimizer_holds() -> None:
     weight = Weight()
     kept = DDP(weight, process_group=group(4)), DEEPSPEED(zero_optimization_stage=lambda: 2, dp_world_size=8)
-    assert live(stepping(weight)) == Live(
+    assert live(stepping(weight)) == WrappedScript(
         world_size=8, rank=3, engine="deepspeed", wrapper="DeepSpeedEngine", zero_stage=2, ranks=8)  # fmt: skip
     assert len(kept) == 2
 
@@ -116,7 +116,7 @@ def test_a_pipeline_engine_is_known_by_its_class() -> None:
 def test_fully_shard_has_the_ranks_of_its_mesh_and_divides_by_those_it_does_not_copy_over() -> None:
     weight = placed((2, 4), (True, False))
     kept = FSDP2(Weight(), weight)
-    assert live(stepping(weight)) == Live(
+    assert live(stepping(weight)) == WrappedScript(
         world_size=8, rank=3, engine="fsdp2", wrapper="FSDPModule", ranks=8, shards=4)  # fmt: skip
     assert len(kept.weights) == 2
 
@@ -124,19 +124,19 @@ def test_fully_shard_has_the_ranks_of_its_mesh_and_divides_by_those_it_does_not_
 def test_fully_shard_of_weights_that_no_mesh_has_says_neither() -> None:
     weight = Weight()
     kept = FSDP2(weight)
-    assert live(stepping(weight)) == Live(world_size=8, rank=3, engine="fsdp2", wrapper="FSDPModule")
+    assert live(stepping(weight)) == WrappedScript(world_size=8, rank=3, engine="fsdp2", wrapper="FSDPModule")
     assert kept.weights == (weight,)
 
 
 def test_weights_on_a_mesh_without_a_wrapper_are_dtensors() -> None:
     weight = placed((2, 4), (True, False))
     found = live(stepping(Weight(), weight))
-    assert found == Live(world_size=8, rank=3, engine="dtensor", wrapper="DTensor", ranks=8)
+    assert found == WrappedScript(world_size=8, rank=3, engine="dtensor", wrapper="DTensor", ranks=8)
 
 
 def test_a_process_in_no_group_is_a_world_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     for dist in (None, world(8, 3, available=False), world(8, 3, initialized=False)):
         monkeypatch.setitem(sys.modules, "torch.distributed", dist)
-        assert live(stepping(Weight())) == Live(world_size=1, rank=0)
+        assert live(stepping(Weight())) == WrappedScript(world_size=1, rank=0)
     monkeypatch.setitem(sys.modules, "torch.nn", None)
-    assert live() == Live(world_size=1, rank=0)
+    assert live() == WrappedScript(world_size=1, rank=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from executor.measure.machine import Machine, this_machine
-from executor.measure.matrix import BEYOND, Cell, cells
+from executor.measure.matrix import BEYOND, MatrixCell, cells
 from planner.basics.errors import PlannerError
 from planner.basics.units import GIB
 from planner.spec import presets
@@ -22,7 +22,7 @@ PLAIN = HEAD + 'model = "tiny-llama"\nlayout = "single"\n'
 
 
 @lru_cache(maxsize=32)
-def built_in(name: str, machine_name: str, world: int | None) -> list[Cell]:
+def built_in(name: str, machine_name: str, world: int | None) -> list[MatrixCell]:
     return cells(name, MACHINES[machine_name], world)
 
 
@@ -39,7 +39,7 @@ def matrix(folder: Path, text: str) -> str:
     return str(path)
 
 
-def share(cell: Cell) -> float:
+def share(cell: MatrixCell) -> float:
     one = cell.estimate
     return one.memory.device_bytes / one.case.cluster.gpu.memory_bytes
 

@@ -19,7 +19,7 @@ from test_report import predicted, rank
 
 from executor.folder import badloss
 from executor.measure import matrix, report
-from executor.measure.matrix import LeftOut, layout_options
+from executor.measure.matrix import NoSuchCell, layout_options
 from executor.run import launch
 from executor.worker.meter.storages import TERMS
 from executor.worker.trace.layers import Phase, fullest
@@ -54,7 +54,7 @@ def test_a_layout_s_word_is_so_many_ranks_of_each_kind(layout: str, ranks: int, 
 
 def test_a_word_that_has_no_layout_over_so_many_ranks_is_left_out() -> None:
     for layout, ranks in (("single", 2), ("ddp", 1), ("fsdp", 1), ("hsdp", 1), ("hsdp", 2), ("hsdp", 11), ("tp", 1), ("tp", 3)):  # fmt: skip  # noqa: E501
-        with pytest.raises(LeftOut):
+        with pytest.raises(NoSuchCell):
             layout_options(layout, ranks, EIGHT)
     # Query heads alone, or key heads alone, are no heads to split.
     assert layout_options("tp", 4, asked(32, 2))["tp"] == 2 == layout_options("tp", 4, asked(2, 32))["tp"]
@@ -93,7 +93,7 @@ def test_the_edge_is_the_last_that_fits_or_the_first_a_fifth_beyond(
     monkeypatch.setattr(matrix, "peak_at", lambda lines, micro: float(micro))
     monkeypatch.setattr(matrix, "_used", lambda case, allocated, limit: allocated / fits if fits else math.inf)
     if found is None:
-        with pytest.raises(LeftOut):
+        with pytest.raises(NoSuchCell):
             matrix._edge(None, word, None)  # type: ignore[arg-type]
         return
     assert matrix._edge(None, word, None) == found  # type: ignore[arg-type]

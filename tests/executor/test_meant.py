@@ -84,7 +84,7 @@ def test_a_plan_of_before_keeps_its_meaning_and_bytes_beside_a_checkpoint_are_no
     old["content_hash"] = hash_of(old)
     read = decode_plan(json.dumps(old).encode())
     assert read.job.recipe.own_tokenizer is None and read.job.recipe.rows is None
-    with pytest.raises(PlannerError, match=r"text as bytes means nothing.*Make the plan again"):
+    with pytest.raises(PlannerError, match=r"bytes as tokens are wrong.*Make the plan again"):
         meant(read)
 
 

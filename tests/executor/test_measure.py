@@ -16,7 +16,7 @@ from executor import cli
 from executor.folder.rundir import RankError
 from executor.measure import measure, measure_text
 from executor.measure.machine import Machine, this_machine
-from executor.measure.matrix import Cell, cells
+from executor.measure.matrix import MatrixCell, cells
 from executor.measure.measured_row import made_row
 from planner.basics import command
 from planner.basics.errors import PlannerError
@@ -32,7 +32,7 @@ CPU = this_machine("cpu")
 TWO = {"load": 1.0, "backward": 3.0}
 
 
-def record(cell: Cell, *measured: Measured, code: int = 0, message: str = "") -> RunRecord:
+def record(cell: MatrixCell, *measured: Measured, code: int = 0, message: str = "") -> RunRecord:
     return RunRecord(
         plan_hash=cell.plan.content_hash,
         status="completed" if code == 0 else "training failed",
@@ -64,7 +64,7 @@ def rank(number: int, phases: dict[str, float], **allocator: float) -> Measured:
 
 
 @pytest.fixture(scope="module")
-def small() -> list[Cell]:
+def small() -> list[MatrixCell]:
     return cells("small", CPU)
 
 
@@ -83,7 +83,7 @@ def test_a_row_asks_the_planner_the_very_question_its_cell_was_predicted_by(mach
             assert found.case.cluster.gpu.memory_bytes == cell.memory_limit
 
 
-def test_a_cpu_row_has_the_fullest_rank_s_live_tensors_and_no_mfu(small: list[Cell]):
+def test_a_cpu_row_has_the_fullest_rank_s_live_tensors_and_no_mfu(small: list[MatrixCell]):
     cell = small[0]
     row = made_row(cell, record(cell, rank(0, {"load": 2.0}), rank(1, TWO)), {}, CPU)
     measured = row.measured
@@ -117,7 +117,7 @@ def test_a_fake_world_s_row_says_so_and_claims_no_time():
     assert row.measured.phases_gib == {"backward": 3.0} and "loading was not measured" in row.notes
 
 
-def test_out_of_memory_a_crash_and_a_kill_are_told_apart(small: list[Cell]):
+def test_out_of_memory_a_crash_and_a_kill_are_told_apart(small: list[MatrixCell]):
     cell = small[0]
 
     def ended(message: str, *, told: bool, cause: str = "") -> Row:
@@ -141,7 +141,7 @@ def test_out_of_memory_a_crash_and_a_kill_are_told_apart(small: list[Cell]):
     assert measure.exit_code([measure.Result(cell, refusal="no GPU")]) == 3
 
 
-def test_rows_that_are_there_are_not_run_again(small: list[Cell], tmp_path: Path):
+def test_rows_that_are_there_are_not_run_again(small: list[MatrixCell], tmp_path: Path):
     output, chosen, said = tmp_path / "rows.jsonl", small[:2], []
     append_rows(output, [made_row(cell, record(cell, rank(0, TWO)), {}, CPU) for cell in chosen])
     before = output.read_bytes()
@@ -154,7 +154,7 @@ def test_rows_that_are_there_are_not_run_again(small: list[Cell], tmp_path: Path
 
 
 @pytest.mark.parametrize("kept", [1, 40, -1, -20])
-def test_a_last_line_that_was_cut_off_is_taken_away_or_ended(small: list[Cell], tmp_path: Path, kept: int):
+def test_a_last_line_that_was_cut_off_is_taken_away_or_ended(small: list[MatrixCell], tmp_path: Path, kept: int):
     output = tmp_path / "rows.jsonl"
     rows = [made_row(cell, record(cell, rank(0, TWO)), {}, CPU) for cell in small[:2]]
     append_rows(output, rows[:1])
@@ -170,7 +170,7 @@ def test_a_last_line_that_was_cut_off_is_taken_away_or_ended(small: list[Cell], 
     assert [row.id for row in read_rows([output])] == [row.id for row in rows]
 
 
-def test_a_file_of_something_else_is_refused_before_anything_runs(small: list[Cell], tmp_path: Path):
+def test_a_file_of_something_else_is_refused_before_anything_runs(small: list[MatrixCell], tmp_path: Path):
     (tmp_path / "text.jsonl").write_text("first\nsecond\n")
     for path in (tmp_path / "text.jsonl", tmp_path, tmp_path / "absent" / "rows.jsonl"):
         with pytest.raises(PlannerError) as refused:

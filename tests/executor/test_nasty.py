@@ -27,11 +27,11 @@ from test_launch_export import layouts, plan_of
 from executor.cli.output import tell
 from executor.folder import joining, rundir
 from executor.hosts import ssh_session
-from executor.hosts.hosts import Machine, read_hosts
+from executor.hosts.hosts import HostEntry, read_hosts
 from executor.launchers import kubernetes, skypilot, slurm
 from executor.run import dryrun, slurm_run
-from executor.run.launch_export import IMAGE, Asked, _check_asked
-from executor.run.prepare import Options
+from executor.run.launch_export import IMAGE, ExportOptions, _check_asked
+from executor.run.prepare import RunOptions
 from planner.basics.errors import PlannerError
 from planner.basics.names import path_rule
 from planner.basics.quoting import for_terminal, for_yaml, identifier
@@ -128,11 +128,11 @@ PLAN_FIELDS = {
 }
 
 
-def of_option(**given: Any) -> Options:
-    return Options(**{"run_dir": Path("/runs/r"), "nodes": 2, "hosts": "elsewhere"} | given)
+def of_option(**given: Any) -> RunOptions:
+    return RunOptions(**{"run_dir": Path("/runs/r"), "nodes": 2, "hosts": "elsewhere"} | given)
 
 
-OPTIONS: Mapping[str, Callable[[str], Options]] = {
+OPTIONS: Mapping[str, Callable[[str], RunOptions]] = {
     "--run-dir": lambda text: of_option(run_dir=Path("/runs") / text.replace("/", "_")),
     "--env name": lambda text: of_option(env=(f"{text}=1",)),
     "--env value": lambda text: of_option(env=(f"SOME={text}",)),
@@ -250,7 +250,7 @@ WRITERS = (by_sbatch, by_nodes, by_jobset, by_skypilot, by_accelerate, by_files,
 BASE_FILES = dryrun.dry_run(BASE, of_option(), lambda _: None, read_back=False).ready.files
 
 
-def written(bench: Bench, plan: Plan, options: Options, counted: Counter[str]) -> None:
+def written(bench: Bench, plan: Plan, options: RunOptions, counted: Counter[str]) -> None:
     try:
         found = dryrun.dry_run(plan, options, tell, read_back=False)
         for sentence in found.unchecked.values():
@@ -318,7 +318,7 @@ def test_a_nasty_text_in_a_host_file_is_refused_or_one_word_of_a_remote_command(
     assert counted["refused"] > 15 and bench.untouched(), counted
 
 
-def check_ssh(bench: Bench, machine: Machine, field: str, text: str) -> None:
+def check_ssh(bench: Bench, machine: HostEntry, field: str, text: str) -> None:
     """ssh is given the text as a value alone, and the host's shell as the words that it was."""
     words = ssh_session.words(machine)
     options, end, host, command = words[:-3], *words[-3:]
@@ -362,18 +362,18 @@ def as_option_name(text: str) -> None:
 
 
 def as_image(text: str) -> None:
-    _check_asked("kubernetes", Asked(image=text))
+    _check_asked("kubernetes", ExportOptions(image=text))
     assert IMAGE.fullmatch(text)
 
 
 def as_claim(text: str) -> None:
-    (claim,) = Asked(claims=(f"data=/{text}",)).volumes()
+    (claim,) = ExportOptions(claims=(f"data=/{text}",)).volumes()
     made = kubernetes.manifests(BASE, {}, 29500, "i:1", (claim,))
     assert list(yaml.safe_load_all(for_yaml(made))) == made and path_rule(claim.path) is None
 
 
 def as_claim_name(text: str) -> None:
-    (claim,) = Asked(claims=(f"{text}=/data",)).volumes()
+    (claim,) = ExportOptions(claims=(f"{text}=/data",)).volumes()
     assert kubernetes.LABEL.fullmatch(claim.name)
 
 

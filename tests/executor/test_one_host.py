@@ -19,16 +19,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from scripted import Agents, agents  # noqa: F401 (a fixture)
+from scripted import Agents
 from test_rundir import make_plan
 
 from executor.folder import rundir
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.hosts import node, remote
 from executor.hosts.checks import host
-from executor.hosts.remote import Link
+from executor.hosts.remote import LauncherConnection
 from executor.launchers import local
-from executor.run.attempts import ASKED, Asked
+from executor.run.attempts import ASKED, RunRequest
 from executor.system import address, environment, frames, processes
 from planner.basics.errors import PlannerError
 from planner.spec import Layout, Recipe, TrainingJob
@@ -71,11 +71,11 @@ class Clock:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Link, list[str]]:
+def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, LauncherConnection, list[str]]:
     """A link whose watch ends on this clock; what is done at its end, with the time."""
     clock, done = Clock(), list[str]()
     monkeypatch.setattr(remote, "time", clock)
-    link = Link(io.BytesIO(), io.BytesIO())
+    link = LauncherConnection(io.BytesIO(), io.BytesIO())
     link.lost = clock  # type: ignore[assignment]
     link.leave = lambda: done.append(f"left at {clock.now:g}")
     monkeypatch.setattr(remote, "end_children", lambda: done.append(f"ended at {clock.now:g}"))
@@ -90,7 +90,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Link, list[str]]:
 
 @pytest.mark.parametrize("last_word_s", [0.0, 1.0, 7.0])
 def test_a_launcher_that_is_silent_for_longer_than_15_s_is_gone_and_what_it_started_ends(
-    watched: tuple[Clock, Link, list[str]], last_word_s: float
+    watched: tuple[Clock, LauncherConnection, list[str]], last_word_s: float
 ) -> None:
     clock, link, done = watched
     clock.at[last_word_s] = lambda: setattr(link, "_heard", clock.now)
@@ -103,7 +103,7 @@ def test_a_launcher_that_is_silent_for_longer_than_15_s_is_gone_and_what_it_star
     assert done == [f"ended at {end:g}", f"left at {end:g}", "exit 95"]
 
 
-def test_a_closed_connection_ends_what_it_started_at_once(watched: tuple[Clock, Link, list[str]]) -> None:
+def test_a_closed_connection_ends_what_it_started_at_once(watched: tuple[Clock, LauncherConnection, list[str]]) -> None:
     clock, link, done = watched
     clock.at[2.0] = clock.set
 
@@ -115,11 +115,11 @@ def test_a_closed_connection_ends_what_it_started_at_once(watched: tuple[Clock, 
 
 def test_a_host_hears_questions_and_stops_until_its_launcher_says_no_more() -> None:
     stream, out = io.BytesIO(), io.BytesIO()
-    writer = frames.Writer(stream)
+    writer = frames.FrameWriter(stream)
     for message in ({"kind": "beat"}, {"kind": "ask", "number": 1, "request": {}}, {"kind": "stop", "signal": 15}):
         writer.send(message)
     stream.seek(0)
-    link = Link(stream, out)
+    link = LauncherConnection(stream, out)
 
     link.listen()
 
@@ -132,14 +132,14 @@ def test_a_host_hears_questions_and_stops_until_its_launcher_says_no_more() -> N
 @pytest.mark.parametrize(
     ("request_", "rule"),
     [
-        ({"kind": "check"}, "is none of this version"),
+        ({"kind": "check"}, "is not of this version"),
         ({"kind": "reap"}, "failed here: KeyError: 'run_id'"),
         ({"kind": "nothing"}, "failed here: KeyError: 'nothing'"),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_a_refusal_with_its_number(request_: dict[str, str], rule: str) -> None:
     out = io.BytesIO()
-    remote._answer(Link(io.BytesIO(), out), {"number": 7, "request": request_})
+    remote._answer(LauncherConnection(io.BytesIO(), out), {"number": 7, "request": request_})
     out.seek(0)
 
     message, _ = frames.read(out) or ({}, b"")
@@ -177,7 +177,7 @@ def test_a_host_keeps_its_part_of_checkpoints_beside_its_runs_or_in_the_place_th
 def test_a_host_that_has_the_launcher_s_folder_holds_nothing_beside_it(tmp_path: Path) -> None:
     folder, place = tmp_path / "run", tmp_path / "there"
     rundir.create(folder, make_plan(Layout(engine="ddp", dp_replicate=2)), {})
-    asked = Asked(checkpoints=Policy(every="20"), kept="a1")
+    asked = RunRequest(checkpoints=CheckpointSchedule(every="20"), kept="a1")
     (folder / ASKED).write_bytes(msgspec.json.encode(asked))
     question = {"kind": "held", "folder": str(folder), "place": str(place)}
     assert node.held(question | {"kept": "a1"}) == {"shared": True, "held": []}
@@ -190,7 +190,7 @@ def test_a_node_that_does_not_see_the_launcher_s_folder_has_one_that_goes_away(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     files = {"plan.json": "{}", "config/a.json": "1"}
-    asked = node.Asked(
+    asked = node.HostRequest(
         kind="node", node=1, host="red", run_id="id", folder="/nowhere", files=files, master="x", place=str(tmp_path)
     )
     with node._folder(asked) as (folder, shared):
@@ -237,7 +237,7 @@ def test_what_a_run_left_on_a_host_is_ended_and_told(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def reduces(agents: Agents, tmp_path: Path) -> Callable[..., tuple[dict[str, Any], Any, dict[str, str]]]:  # noqa: F811
+def reduces(agents: Agents, tmp_path: Path) -> Callable[..., tuple[dict[str, Any], Any, dict[str, str]]]:
     """Asks this host, as node 0 of one, for an all-reduce whose process does what a shell's words say: its answer, the
     task it was given, and its environment."""
 
@@ -288,7 +288,7 @@ def test_an_all_reduce_that_says_nothing_is_told_by_its_last_words(
     assert reduces(words)[0]["reduced"] == [said]
 
 
-def test_node_0_that_no_other_calls_says_so_and_keeps_the_port(agents: Agents, tmp_path: Path) -> None:  # noqa: F811
+def test_node_0_that_no_other_calls_says_so_and_keeps_the_port(agents: Agents, tmp_path: Path) -> None:
     port = local.free_from(OWN_PORT)
     request = {"step": "reach", "node": 0, "nodes": 1, "ranks": 2, "token": "t", "port": port, "run_dir": str(tmp_path)}
     (found,) = host.answer(request | {"plan": encode_plan(agents.plan()).decode()})["findings"]
@@ -301,11 +301,11 @@ def test_node_0_that_no_other_calls_says_so_and_keeps_the_port(agents: Agents, t
 
 
 def test_a_node_that_reaches_node_0_says_how_far_its_clock_is_from_there(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host, "_place", lambda asking: address.Place("127.0.0.1", "127.0.0.1", "lo"))
+    monkeypatch.setattr(host, "_place", lambda asking: address.NodeAddress("127.0.0.1", "127.0.0.1", "lo"))
     request = {"step": "reach", "nodes": 2, "ranks": 1, "run_dir": str(tmp_path), "expected": (1,)}
     request |= {"token": "t", "port": local.free_from(OWN_PORT), "plan": encode_plan(agents.plan(2, 1)).decode()}
     with ThreadPoolExecutor(1) as elsewhere:
@@ -329,11 +329,11 @@ def test_inputs_that_the_plan_has_no_digest_of_are_facts_to_compare(tmp_path: Pa
     assert host._contents(known) == {}
 
 
-def test_a_host_s_own_checks_all_have_an_answer(agents: Agents, tmp_path: Path) -> None:  # noqa: F811
+def test_a_host_s_own_checks_all_have_an_answer(agents: Agents, tmp_path: Path) -> None:
     request = {"step": "facts", "node": 0, "nodes": 1, "ranks": 2, "run_dir": str(tmp_path / "run")}
-    answer = msgspec.convert(host.answer(request | {"plan": encode_plan(agents.plan()).decode()}), host.Answer)
+    answer = msgspec.convert(host.answer(request | {"plan": encode_plan(agents.plan()).decode()}), host.CheckReply)
 
-    wrong = {one.check: one.rule for one in answer.findings if "could not be asked" in one.rule}
+    wrong = {one.check: one.rule for one in answer.findings if "could not be checked" in one.rule}
     assert wrong == {}
     names = {one.check for one in answer.findings}
     assert {"devices", "software", "memory", "shared memory", "open files", "loading", "output", "room"} <= names

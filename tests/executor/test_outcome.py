@@ -18,10 +18,10 @@ from kept import PLAN, checkpoint, record
 import executor.cli
 from executor.cli import output
 from executor.folder import outcome
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.launchers import local
 from executor.run import launch
-from executor.run.prepare import Options, Prepared
+from executor.run.prepare import PreparedRun, RunOptions
 from executor.watch import supervise, verdict
 from executor.watch.verdict import Ending, Evidence
 from planner.ask.launchable import find_backend
@@ -32,12 +32,14 @@ OWN = "ValueError: nan in the data"
 EMULATIONS = ("loopback", "namespaces", "ssh", "join")
 
 
-def prepared(folder: Path, emulation: str = "loopback", policy: Policy | None = None, **more: object) -> Prepared:
+def prepared(
+    folder: Path, emulation: str = "loopback", policy: CheckpointSchedule | None = None, **more: object
+) -> PreparedRun:
     folder.mkdir(exist_ok=True)
     backend = find_backend("accelerate")
     assert backend is not None
-    options = Options(run_dir=folder, nodes=1, checkpoints=policy, **more)  # type: ignore[arg-type]
-    return Prepared(PLAN, backend, local.Hosts(emulation, ()), options, "id", 2, {})  # type: ignore[arg-type]
+    options = RunOptions(run_dir=folder, nodes=1, checkpoints=policy, **more)  # type: ignore[arg-type]
+    return PreparedRun(PLAN, backend, local.LaunchedNodes(emulation, ()), options, "id", 2, {})  # type: ignore[arg-type]
 
 
 def log(folder: Path, rank: int, text: str) -> None:
@@ -54,7 +56,7 @@ def test_the_last_lines_of_a_failed_run_say_what_failed_and_the_way_on(
 ):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "a run"
-    ready = prepared(folder, emulation, Policy(every="5") if writes else None)
+    ready = prepared(folder, emulation, CheckpointSchedule(every="5") if writes else None)
     (folder / "checkpoints").mkdir()
     for number in range(whole):
         checkpoint(folder, 5 * number + 5)
@@ -73,10 +75,10 @@ def test_the_last_lines_of_a_failed_run_say_what_failed_and_the_way_on(
     assert error == f"error: rank 1 failed first: {OWN}. Logs: {folder / 'logs'}"
     if whole:
         assert way == f"newest whole checkpoint: step-{5 * whole}"
-        assert last == "go on from it: executor resume 'a run'"
+        assert last == "resume from it: executor resume 'a run'"
     elif apart:
         assert way == "no checkpoint is whole in this folder; hosts may keep parts of one"
-        assert last == "go on from it: executor resume 'a run'"
+        assert last == "resume from it: executor resume 'a run'"
     else:
         assert ("--checkpoint-every" in last) == (not writes) and "start it again with executor run" in last
 
@@ -165,7 +167,7 @@ def test_a_run_that_had_finished_says_so_and_is_not_started_again(tmp_path, stat
     for name in ("result.json", *FILES["weights"]):
         (ready.options.run_dir / name).parent.mkdir(exist_ok=True)
         (ready.options.run_dir / name).write_text("{}")
-    ended = verdict.Verdict(status, 7, "blue was lost")
+    ended = verdict.RunVerdict(status, 7, "blue was lost")
 
     said = launch.record_of(ready, ended, launch.datetime.now(launch.UTC), 1.0, ()).message
     assert said == f"blue was lost; all {PLAN.job.recipe.steps} steps were done, and its weights are whole"

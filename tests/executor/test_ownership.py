@@ -27,10 +27,10 @@ from executor.cli import executor
 from executor.folder import rundir
 from executor.hosts import ssh_run
 from executor.hosts.fleet import Fleet
-from executor.hosts.hosts import Machine
+from executor.hosts.hosts import HostEntry
 from executor.launchers import local
 from executor.run import dryrun, launch, prepare
-from executor.run.prepare import Options, Prepared
+from executor.run.prepare import PreparedRun, RunOptions
 from planner.basics.command import exit_code
 from planner.basics.errors import PlannerError
 from planner.spec import Layout, Recipe, TrainingJob
@@ -44,27 +44,27 @@ def quiet(_: str) -> None:
     pass
 
 
-def prepared(folder: Path, steps: int) -> Prepared:
+def prepared(folder: Path, steps: int) -> PreparedRun:
     """A run whose plan says who it is, by its number of steps."""
     job = TrainingJob(precision="fp32", recipe=Recipe(steps=steps))
     plan = make_plan(Layout(engine="ddp", dp_replicate=2), job=job)
-    made = prepare.decided(plan, Options(run_dir=folder, nodes=1), quiet)
+    made = prepare.decided(plan, RunOptions(run_dir=folder, nodes=1), quiet)
     return replace(made, hosts=local.describe(1, "loopback"))
 
 
-def by_launcher(one: Prepared) -> None:
+def by_launcher(one: PreparedRun) -> None:
     launch.execute(one, quiet)
 
 
-def over_ssh(one: Prepared) -> None:
-    ssh_run.run(one, Fleet((Machine("red"),)), quiet)
+def over_ssh(one: PreparedRun) -> None:
+    ssh_run.run(one, Fleet((HostEntry("red"),)), quiet)
 
 
-def to_join(one: Prepared) -> None:
+def to_join(one: PreparedRun) -> None:
     dryrun.write(dryrun.DryRun(one, launch.launch_spec(one, 29500, {}), 29500, {}), one.options.run_dir)
 
 
-WAYS: tuple[Callable[[Prepared], None], ...] = (by_launcher, over_ssh, to_join)
+WAYS: tuple[Callable[[PreparedRun], None], ...] = (by_launcher, over_ssh, to_join)
 DRAWN = [
     (draws.choice(WAYS), draws.choice(WAYS), draws.uniform(-LONGEST_S, LONGEST_S), draws.random() < 0.5)
     for draws in [random.Random(SEED)]
@@ -80,7 +80,7 @@ def contend(me: int, folder: Path, barrier: Any, told: Any) -> None:
     """Be one of the two of each pair, and tell how each went: ("won", what is in the folder) or the refusal."""
     living = [False]
 
-    def start(one: Prepared, *_: object) -> tuple[Any, bool]:
+    def start(one: PreparedRun, *_: object) -> tuple[Any, bool]:
         launch.make_folder(one)
         if living[0]:
             barrier.wait()
@@ -120,7 +120,7 @@ def test_of_sixty_pairs_of_runs_into_one_folder_one_has_it_and_the_other_touches
         won = [me for me, how in ends.items() if isinstance(how, dict)]
         assert len(won) == 1, (DRAWN[number], ends)
         refused, folder = ends[1 - won[0]], tmp_path / f"run-{number}"
-        assert f"{folder.name}: exists, and a run never mixes with another" in refused and "\n" not in refused
+        assert f"{folder.name}: exists, and a run needs a new folder" in refused and "\n" not in refused
         assert content(folder) == ends[won[0]]
         assert rundir.read_run_plan(folder).job.recipe.steps == 100 + won[0]
 
@@ -170,7 +170,7 @@ def test_what_is_no_process_in_a_lock_is_not_repeated_and_a_link_is_not_followed
         child.wait()
     (tmp_path / LOCK).unlink()
     (tmp_path / LOCK).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PlannerError, match="takes no file from you"), held(tmp_path):
+    with pytest.raises(PlannerError, match="is not writable for you"), held(tmp_path):
         pass
     assert not (tmp_path / "elsewhere").exists()
 
@@ -179,12 +179,12 @@ def test_what_is_no_process_in_a_lock_is_not_repeated_and_a_link_is_not_followed
 @pytest.mark.parametrize("way", [by_launcher, over_ssh])
 @pytest.mark.parametrize("half", [False, True])
 def test_a_new_folder_that_was_not_made_whole_goes_away_again(
-    way: Callable[[Prepared], None], befalls: Any, half: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: Callable[[PreparedRun], None], befalls: Any, half: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop() -> None:
         raise befalls
 
-    def start(one: Prepared, *_: object) -> Any:
+    def start(one: PreparedRun, *_: object) -> Any:
         launch.make_folder(one, stop) if half else stop()
 
     for module in (launch, ssh_run):
@@ -212,7 +212,7 @@ def test_ctrl_c_while_the_folder_is_made_ends_the_run_with_a_record(
 def test_a_node_that_is_not_let_into_a_folder_leaves_the_one_that_is_in_it_alone(tmp_path: Path) -> None:
     from executor.hosts import node
 
-    asked = node.Asked(
+    asked = node.HostRequest(
         kind="node", node=0, host="red", run_id="a-run", folder=str(tmp_path / "own"), files={}, master="",
         place=str(tmp_path),
     )  # fmt: skip
@@ -229,7 +229,7 @@ def test_a_refusal_on_a_host_that_sees_the_launcher_s_folder_is_said_as_it_is(tm
 
     found = joining.Joining(run_id="a-run", plan_hash="", version="", code="", port=1)
     joining.write(tmp_path, found)
-    asked = node.Asked(
+    asked = node.HostRequest(
         kind="node", node=0, host="red", run_id="a-run", folder=str(tmp_path), files={}, master="",
         place=str(tmp_path / "place"),
     )  # fmt: skip

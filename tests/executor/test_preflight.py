@@ -80,7 +80,7 @@ def test_what_every_rank_takes_to_load_must_fit_a_gpu_hosts_memory():
     preflight.check_loading_memory(plan, available=2 * twice, ranks=2)
     preflight.check_loading_memory(on("cpu"), available=1, ranks=2)
     error = refusal(preflight.check_loading_memory, plan, available=2 * twice - 1, ranks=2)
-    assert error.exit_code == 3 and "what loading takes" in error.sentence
+    assert error.exit_code == 3 and "loading takes that much" in error.sentence
 
     layout = Layout(engine="deepspeed-autotp", zero_stage=1, tp=2)
     cut = msgspec.structs.replace(plan, layout=layout)

@@ -27,7 +27,7 @@ def quiet(_: str) -> None:
 )
 def test_what_cannot_be_probed_is_refused_before_anything_is_made(tmp_path: Path, options, words: str, code: int):
     with pytest.raises(PlannerError, match=words) as caught:
-        probe.prepare(probe.Options(folder=tmp_path / "new", **options), quiet)
+        probe.prepare(probe.ProbeOptions(folder=tmp_path / "new", **options), quiet)
 
     assert caught.value.exit_code == code
     assert not (tmp_path / "new").exists()
@@ -40,13 +40,13 @@ def test_an_earlier_probe_is_overwritten_only_when_asked(tmp_path: Path, taken: 
     (tmp_path / taken).write_text("earlier")
 
     with pytest.raises(PlannerError, match="--force"):
-        probe.prepare(probe.Options(folder=tmp_path, name="here", kind="cpu"), quiet)
-    assert probe.prepare(probe.Options(folder=tmp_path, name="here", kind="cpu", force=True), quiet).ranks == 2
+        probe.prepare(probe.ProbeOptions(folder=tmp_path, name="here", kind="cpu"), quiet)
+    assert probe.prepare(probe.ProbeOptions(folder=tmp_path, name="here", kind="cpu", force=True), quiet).ranks == 2
 
 
 @pytest.mark.slow
 def test_emulated_nodes_start_as_those_of_a_run_do(tmp_path: Path):
-    options = probe.Options(folder=tmp_path, name="here", kind="cpu", nodes=2, ranks=3, hosts="loopback")
+    options = probe.ProbeOptions(folder=tmp_path, name="here", kind="cpu", nodes=2, ranks=3, hosts="loopback")
     spec = probe.launch_spec(probe.prepare(options, quiet), tmp_path, 20000)
 
     assert [one.node for one in spec.commands] == [0, 1]

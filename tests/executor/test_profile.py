@@ -13,8 +13,8 @@ from executor.cli import executor
 from executor.folder.joining import Joining
 from executor.run import attempts
 from executor.run.launch import worker_arguments
-from executor.run.prepare import Options, check_profile
-from executor.worker.meter.spans import PASS, STEP, Event, Named, bounded, in_lanes, spans_of
+from executor.run.prepare import RunOptions, check_profile
+from executor.worker.meter.spans import PASS, STEP, Event, NamedCollective, bounded, in_lanes, spans_of
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.spec import Layout, Recipe, TrainingJob
@@ -69,8 +69,8 @@ def test_passes_of_a_process_are_without_what_it_waits_for():
 
 
 def test_a_collective_bears_group_and_unit_where_the_measured_step_made_as_many():
-    calls = [Named("all_gather", "dp_shard", "layer"), Named("reduce_scatter", "dp_shard", "layer")]
-    more = [*calls, Named("all_reduce", "tp", "layer")]
+    calls = [NamedCollective("all_gather", "dp_shard", "layer"), NamedCollective("reduce_scatter", "dp_shard", "layer")]
+    more = [*calls, NamedCollective("all_reduce", "tp", "layer")]
 
     _, some = spans_of(PROCESS, calls)
     _, known = spans_of(PROCESS, more)
@@ -99,7 +99,7 @@ DEVICE = [
 
 
 def test_passes_of_a_device_are_its_kernels_and_what_it_sends_and_copies_stands_beside():
-    _, spans = spans_of(DEVICE, [Named("all_gather", "dp_shard", "tail")])
+    _, spans = spans_of(DEVICE, [NamedCollective("all_gather", "dp_shard", "tail")])
 
     assert told(spans) == [
         ("compute", "forward 0", 2, 4),
@@ -136,10 +136,10 @@ def plan(steps: int) -> Plan:
 @pytest.mark.parametrize(
     ("step", "steps", "said"),
     [
-        (5, 20, "is no steady step: the meter looks into it, or into one before. Try 6"),
+        (5, 20, "is not a steady step: the meter instruments it or an earlier one. Try 6"),
         (21, 20, "the run has 20 steps. Try 20"),
         (6, 5, "the run has 5 steps, and those before step 6 are not steady. Add --steps 6"),
-        (0, 20, "is no steady step"),
+        (0, 20, "is not a steady step"),
     ],
 )
 def test_a_step_that_is_not_steady_or_not_there_is_not_recorded(step, steps, said):
@@ -155,10 +155,10 @@ def test_other_steps_are(step, steps):
 
 
 def test_every_rank_of_every_node_is_told_the_step():
-    options = Options(run_dir=Path("run"), nodes=1, profile=7)
+    options = RunOptions(run_dir=Path("run"), nodes=1, profile=7)
 
     assert worker_arguments(options)[-2:] == ("--profile", "7")
-    assert "--profile" not in worker_arguments(Options(run_dir=Path("run"), nodes=1))
+    assert "--profile" not in worker_arguments(RunOptions(run_dir=Path("run"), nodes=1))
     assert Joining(run_id="x", plan_hash="y", version="1", code="z", port=1).profile is None
     assert FOLDER in attempts.MOVED
 
@@ -167,7 +167,7 @@ def test_a_script_of_one_s_own_is_not_recorded(capsys):
     code = command.exit_code(executor, ["run", "plan.json", "--script", "train.py", "--profile"], name="executor")
 
     assert code == 2
-    assert "--profile are the built-in trainer's" in capsys.readouterr().err
+    assert "--profile apply to the built-in trainer" in capsys.readouterr().err
 
 
 def test_a_run_folder_without_profiles_has_none_and_a_damaged_one_is_refused(tmp_path):

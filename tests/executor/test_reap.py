@@ -69,7 +69,7 @@ def test_a_run_whose_launcher_lives_runs_and_one_elsewhere_is_left_alone(folder)
 
     launched(folder, namespace="pid:[1]", process=ended())
     stands = reap.standing(folder)
-    assert stands.status == "running" and "as far as can be seen from here" in stands.message
+    assert stands.status == "running" and "not visible from here" in stands.message
     assert rundir.read_record(folder) is None
 
 
@@ -77,7 +77,7 @@ def test_a_run_whose_launcher_is_gone_is_written_down_once_with_what_it_had(fold
     launched(folder, process=ended())
     seen = reap.standing(folder)
     assert (seen.status, seen.exit_code) == ("launcher lost", 7)
-    assert seen.message.endswith(f"was killed; executor stop {folder} ends what it left")
+    assert seen.message.endswith(f"was killed; executor stop {folder} ends its remaining processes")
     assert rundir.read_record(folder) is None  # asking writes nothing
 
     first = reap.buried(folder)
@@ -133,7 +133,7 @@ def test_a_launcher_that_lives_is_asked_to_end_and_what_it_could_not_write_is_wr
 
 @pytest.mark.parametrize(
     ("changed", "why"),
-    [({"namespace": "pid:[1]"}, "was not started here"), ({}, "as its launcher, which does not hold it")],
+    [({"namespace": "pid:[1]"}, "was not started here"), ({}, "as its launcher, which does not hold its lock")],
 )
 def test_a_launcher_that_is_elsewhere_or_not_of_this_run_is_not_ended(folder, changed, why):
     (folder / ".lock").touch()

@@ -16,11 +16,11 @@ from test_cli import assert_refused, plan_file, run  # noqa: F401 (plan_file is 
 from test_ownership import holder
 
 from executor.folder import joining, rundir
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.folder.joining import Joined
 from executor.run import attempts, join, rejoin, resume
 from executor.run.dryrun import dry_run, write
-from executor.run.prepare import Options
+from executor.run.prepare import RunOptions
 from planner.basics.errors import PlannerError
 from planner.spec.plan import read_plan
 
@@ -31,7 +31,9 @@ def folder(plan_file: Path, tmp_path: Path) -> Path:  # noqa: F811
     plan = read_plan(plan_file)
     job = replace(plan.job, recipe=replace(plan.job.recipe, steps=40))
     plan = replace(plan, job=job, cluster=replace(plan.cluster, nodes=2, gpus_per_node=1)).sealed()
-    options = Options(run_dir=tmp_path / "run", nodes=2, hosts="elsewhere", checkpoints=Policy(every="10"))
+    options = RunOptions(
+        run_dir=tmp_path / "run", nodes=2, hosts="elsewhere", checkpoints=CheckpointSchedule(every="10")
+    )
     write(dry_run(plan, options, lambda _: None, read_back=False), tmp_path / "run")
     return tmp_path / "run"
 
@@ -84,7 +86,7 @@ def test_a_node_that_comes_first_keeps_none_out_but_node_0_of_a_start_that_puts_
         if writes and node == 1:
             joining.write(folder, replace(joining.read(folder), start="7.0.0"))
         refused = pytest.raises(PlannerError, match="is in use by process")
-        asked = join.Asked(node=node, start="7.0.0", meet_s=0.1)
+        asked = join.NodeRequest(node=node, start="7.0.0", meet_s=0.1)
         with refused if writes and node == 0 else nullcontext(), join._held(folder, asked, lambda _: None):
             pass
     finally:
@@ -99,7 +101,7 @@ def test_another_word_goes_on_from_the_newest_whole_checkpoint(folder):
     (folder / "checkpoints" / "step-20" / "rank-0.safetensors").write_bytes(b"numberz")
 
     said = ready(folder, 0, "7.1.0")
-    assert "going on after step 10" in said[-1] and "passed over checkpoint step-20" in said[0]
+    assert "resuming after step 10" in said[-1] and "skipped checkpoint step-20" in said[0]
     found = joining.read(folder)
     assert (found.start, found.resume) == ("7.1.0", "checkpoints/step-10") and found.run_id != first.run_id
     assert not joining.read_joined(folder) and (folder / "config").is_dir()
@@ -133,7 +135,7 @@ def test_what_has_completed_is_refused_by_every_node_and_what_writes_no_checkpoi
     begun(folder, 10)
     rundir.write_json(folder / rundir.RECORD, record("completed", 0))
     for node in (0, 1):
-        with pytest.raises(PlannerError, match="has completed: there is nothing to go on with"):
+        with pytest.raises(PlannerError, match="has completed: there is nothing to resume"):
             ready(folder, node, "7.1.0")
     joining.write(folder, replace(joining.read(folder), checkpoints=None))
     for node in (0, 1):
@@ -154,8 +156,12 @@ def test_resume_makes_the_folder_ready_once_and_says_what_to_type(folder, tmp_pa
         found = json.loads(done.stdout)
         assert found["resumed_from"] == 10 and found["join"][1].startswith(f"executor join {folder} --node-rank 1")
         wanted = joining.read(folder)
-        assert (wanted.resume, wanted.start, wanted.checkpoints) == ("checkpoints/step-10", None, Policy(every="10"))
+        assert (wanted.resume, wanted.start, wanted.checkpoints) == (
+            "checkpoints/step-10",
+            None,
+            CheckpointSchedule(every="10"),
+        )
         assert sorted(os.listdir(folder / "attempts")) == ["1"]
     assert attempts.read(folder)[0].status == "training failed"
-    assert_refused(run("resume", folder, "--max-restarts", "1", cwd=tmp_path), 2, "--max-restarts is for runs here")
-    assert_refused(run("resume", folder, "--sbatch", "time=1", cwd=tmp_path), 2, "--sbatch is for a run of Slurm")
+    assert_refused(run("resume", folder, "--max-restarts", "1", cwd=tmp_path), 2, "--max-restarts applies to runs here")
+    assert_refused(run("resume", folder, "--sbatch", "time=1", cwd=tmp_path), 2, "--sbatch applies to runs of Slurm")

@@ -210,8 +210,8 @@ def test_a_run_of_ones_own_script_has_no_rows_of_missing_figures(tmp_path):
     text = render(built)
 
     assert built.script == "/home/me/train.py"
-    assert "nothing of it was measured" in text and "missing" not in text
-    with pytest.raises(PlannerError, match=r"of your own script, /home/me/train\.py"):
+    assert "not measured (see docs/launching.md)" in text and "missing" not in text
+    with pytest.raises(PlannerError, match=r"your own script, /home/me/train\.py"):
         rundir.write_json(tmp_path / "run" / rundir.RECORD, ended())
         check_weights(tmp_path / "run", predicted())
 

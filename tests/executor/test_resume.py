@@ -79,7 +79,7 @@ def test_an_earlier_start_is_put_aside_and_its_steps_after_the_checkpoint_are_cu
     assert one.down_s == pytest.approx(140.0 - 0.5 - 111.5)
     assert one.skipped == ("step-15: was not completed",)
     assert attempt_text(one) == (
-        "training failed after step 12 (rank 1 failed first: killed by SIGKILL); went on after step 10: "
+        "training failed after step 12 (rank 1 failed first: killed by SIGKILL); resumed after step 10: "
         "2 steps trained again (1.00 s), 28.00 s until the next step"
     )
 
@@ -131,8 +131,11 @@ def recipe(**changes: Any) -> TrainingJob:
         (another(job=recipe(seed=7)), r"recipe.seed=7: is 1234 in the run"),
         (another(job=recipe(group_by_length=False)), r"recipe.group_by_length=False: is True in the run"),
         (another(job=replace(PLAN.job, optimizer=replace(PLAN.job.optimizer, name="sgd"))), r"optimizer.name=sgd"),
-        (another(layout=Layout(engine="ddp", dp_replicate=4)), r"global batch size=4: is 2 in the run, and its place"),
-        (another(inputs=(replace(PLAN.inputs[0], digest="sha256:2"),)), r"recipe.data=/d: has another content"),
+        (
+            another(layout=Layout(engine="ddp", dp_replicate=4)),
+            r"global batch size=4: is 2 in the run, and the position",
+        ),
+        (another(inputs=(replace(PLAN.inputs[0], digest="sha256:2"),)), r"recipe.data=/d: differs"),
         (
             another(inputs=(replace(PLAN.inputs[0], field="tokenizer"),)),
             r"recipe.tokenizer=/d: is not given in the run",
@@ -176,10 +179,10 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(run, plan, words):
 
 def test_what_has_completed_or_is_a_script_of_your_own_does_not_go_on(run):
     rundir.write_json(run / rundir.RECORD, record("completed", 0))
-    with pytest.raises(PlannerError, match="has completed: there is nothing to go on with"):
+    with pytest.raises(PlannerError, match="has completed: there is nothing to resume"):
         resume.check_ended(run)
     (run / "mesh" / "rank-0.json").write_text(json.dumps({"script": "train.py"}))
-    with pytest.raises(PlannerError, match=r"train.py: is of your own script"):
+    with pytest.raises(PlannerError, match=r"train.py: ran your own script"):
         resume.check_ended(run)
 
 

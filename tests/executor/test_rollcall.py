@@ -44,7 +44,7 @@ def says(folder: Path, rank: int, state: str) -> None:
 def test_an_agent_that_is_not_ready_is_named_alone(tmp_path: Path) -> None:
     agent_ready(tmp_path, 0)
     said = RollCall(tmp_path, 1, lambda: NAMES, print).missing()
-    assert said.startswith("rank 1 on blue was not started: the agent there has not finished its imports. Look at ")
+    assert said.startswith("rank 1 on blue was not started: the agent of the node is still importing PyTorch. Look at ")
     assert "logs/node-1" in said and "node-0" not in said
 
 
@@ -68,7 +68,7 @@ def test_a_rank_that_does_not_join_is_named_alone_within_15_s_of_the_last_that_c
         clock[0] += 0.1
     assert clock[0] - came < 15
     assert told[1].startswith("waiting: rank 1 on blue: importing PyTorch, 1")
-    assert told[1].endswith(" s so far; 1 that came first wait")
+    assert told[1].endswith(" s so far; 1 rank waits")
     clock[0] += 30
     roll.call()
     assert len(told) == 2, "the same is not said again and again"
@@ -77,8 +77,8 @@ def test_a_rank_that_does_not_join_is_named_alone_within_15_s_of_the_last_that_c
         clock[0] += 0.1
     assert clock[0] - came < 75
     assert told[2] == (
-        "waiting: rank 1 on blue was started and does not join the others; 1 that came first wait. "
-        "Look at logs/node-1, or at what it does there (py-spy dump)"
+        "waiting: rank 1 on blue was started and has not joined; 1 rank waits. "
+        "Look at logs/node-1, or at its stack (py-spy dump)"
     )
 
 
@@ -111,7 +111,9 @@ def test_ranks_that_came_and_do_not_meet_are_no_rank_that_is_missing(tmp_path: P
     for rank in NAMES:
         started(tmp_path, rank)
         says(tmp_path, rank, "joining")
-    assert roll.missing().startswith("ranks 0, 1 on red, blue came to join the others and did not meet them.")
+    assert roll.missing().startswith(
+        "ranks 0, 1 on red, blue started to join the process group, but did not meet the others."
+    )
     for rank in NAMES:
         says(tmp_path, rank, "joined")
     assert roll.missing() == "" and roll.done
@@ -123,7 +125,7 @@ def test_of_a_script_nothing_is_said_before_a_rank_has_joined(tmp_path: Path) ->
         started(tmp_path, rank)
     assert roll.missing() == ""
     says(tmp_path, 0, "joining")
-    assert roll.missing().startswith("rank 1 on blue was started and does not join the others; ")
+    assert roll.missing().startswith("rank 1 on blue was started and has not joined; ")
 
 
 def test_nodes_that_do_not_show_come_first(tmp_path: Path) -> None:

@@ -18,59 +18,58 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from answering import here  # noqa: F401 (a fixture)
 from kept import checkpoint, record
 from msgspec.structs import replace as replace_record
-from scripted import Agents, agents  # noqa: F401 (a fixture)
+from scripted import Agents
 
 from executor.folder import checkpoints, rundir
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.hosts import ssh_run
 from executor.hosts.fleet import Fleet
-from executor.hosts.hosts import Machine
+from executor.hosts.hosts import HostEntry
 from executor.launchers import local
 from executor.run import attempts, dryrun, join, launch, slurm_run
-from executor.run.prepare import Options, Prepared
+from executor.run.prepare import PreparedRun, RunOptions
 from executor.system import environment, processes
 from planner.basics.errors import PlannerError
 from planner.spec.record import RunRecord
 
 HOST = socket.gethostname()
-ONE = (Machine(HOST),)
-Start = Callable[[Prepared, list[str]], RunRecord]
+ONE = (HostEntry(HOST),)
+Start = Callable[[PreparedRun, list[str]], RunRecord]
 
 
-def launched(ready: Prepared, told: list[str]) -> RunRecord:
+def launched(ready: PreparedRun, told: list[str]) -> RunRecord:
     return launch.run(ready, told.append)
 
 
-def joined(ready: Prepared, told: list[str]) -> RunRecord:
+def joined(ready: PreparedRun, told: list[str]) -> RunRecord:
     """Node 0 of one, which somebody's own loop starts in a folder that waits for it."""
     folder, port = ready.options.run_dir, local.hold_port(ready.hosts, ready.run_id)
     port.close()
     dryrun.write(dryrun.DryRun(ready, launch.launch_spec(ready, port.number, {}), port.number, {}), folder)
-    asked = join.Asked(0, env=ready.options.env, meet_s=ready.options.meet_s)
+    asked = join.NodeRequest(0, env=ready.options.env, meet_s=ready.options.meet_s)
     return join.join(folder, asked, told.append)[1]
 
 
-def over_ssh(ready: Prepared, told: list[str]) -> RunRecord:
+def over_ssh(ready: PreparedRun, told: list[str]) -> RunRecord:
     """On one host, which has the launcher's disk."""
     return ssh_run.run(ready, Fleet(ONE), told.append)
 
 
-def apart(ready: Prepared, told: list[str]) -> RunRecord:
+def apart(ready: PreparedRun, told: list[str]) -> RunRecord:
     """On one host, which has not, and makes a folder in a place of its own."""
     return over_ssh(ready, told)
 
 
 @pytest.fixture(autouse=True)
-def host(request: pytest.FixtureRequest, here: Callable[[bool], None]) -> None:  # noqa: F811
+def host(request: pytest.FixtureRequest, here: Callable[[bool], None]) -> None:
     """This process is the host that a launcher reaches."""
     spec = getattr(request.node, "callspec", None)
     here(spec is None or spec.params.get("start") is not apart)
 
 
-def ready_for(agents: Agents, start: Start, **options: object) -> Prepared:  # noqa: F811
+def ready_for(agents: Agents, start: Start, **options: object) -> PreparedRun:
     made = agents.ready(place=str(agents.place / "there") if start is apart else None, **options)
     return made if start in (launched, joined) else ssh_run.prepare(made.plan, made.options, ONE, lambda _: None)
 
@@ -97,7 +96,7 @@ OF_HOSTS = (MEETS, MEETS + "failed 1 -9", MEETS + "kill -KILL $$", "met 1", MEET
      *((start, words) for start in (over_ssh, apart) for words in OF_HOSTS)],
 )  # fmt: skip
 def test_a_run_ends_as_its_agents_say_and_nothing_of_it_is_left(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     start: Start,
     words: str,
 ) -> None:
@@ -118,7 +117,7 @@ def test_a_run_ends_as_its_agents_say_and_nothing_of_it_is_left(
 
 @pytest.mark.parametrize("start", [launched, joined, over_ssh, apart])
 def test_agents_are_told_what_the_backend_s_file_means_and_what_ranks_say_is_passed_on(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     start: Start,
 ) -> None:
     agents.do(MEETS)
@@ -136,7 +135,7 @@ def test_agents_are_told_what_the_backend_s_file_means_and_what_ranks_say_is_pas
 
 @pytest.mark.parametrize("start", [launched, joined, over_ssh])
 def test_a_file_that_the_backend_reads_otherwise_ends_the_start_before_any_rank(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     start: Start,
 ) -> None:
     agents.do(MEETS, reads="other")
@@ -145,19 +144,21 @@ def test_a_file_that_the_backend_reads_otherwise_ends_the_start_before_any_rank(
     ended = start(ready, [])
 
     assert (ended.status, ended.exit_code) == ("launch failed", 4)
-    assert "plain reads it otherwise than planned: it is other" in ended.message
+    assert "plain reads it differently from the plan: it is other" in ended.message
     assert not (agents.place / "run" / "environment-0.json").exists()
     assert processes.processes_of(ready.run_id) == []
 
 
 @pytest.mark.parametrize("start", [launched, joined])
-def test_ranks_that_do_not_meet_in_time_end_the_start_and_are_named(agents: Agents, start: Start) -> None:  # noqa: F811
+def test_ranks_that_do_not_meet_in_time_end_the_start_and_are_named(agents: Agents, start: Start) -> None:
     agents.do("exec sleep 60")
 
     ended = start(ready_for(agents, start, meet_s=0.05), [])
 
     assert (ended.status, ended.exit_code) == ("launch failed", 4)
-    assert ended.message.startswith(f"after 0.05 s ranks 0, 1 on {HOST} were not started: the agent there has not")
+    assert ended.message.startswith(
+        f"after 0.05 s ranks 0, 1 on {HOST} were not started: the agent of the node is still"
+    )
 
 
 # -- a launcher's starts ----------------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ def test_ranks_that_do_not_meet_in_time_end_the_start_and_are_named(agents: Agen
 FIRST = "test -e attempts || "
 
 
-def test_a_start_that_failed_is_followed_by_another_as_often_as_asked(agents: Agents) -> None:  # noqa: F811
+def test_a_start_that_failed_is_followed_by_another_as_often_as_asked(agents: Agents) -> None:
     agents.do(FIRST + "{ met 2; failed 1 7; }; met 2")
 
     ended = launch.run(agents.ready(max_restarts=1), lambda _: None)
@@ -174,7 +175,7 @@ def test_a_start_that_failed_is_followed_by_another_as_often_as_asked(agents: Ag
     assert [(one.status, one.failed_rank) for one in ended.attempts] == [("training failed", 1)]
 
 
-def test_a_port_that_was_taken_meanwhile_is_given_up_for_another(agents: Agents) -> None:  # noqa: F811
+def test_a_port_that_was_taken_meanwhile_is_given_up_for_another(agents: Agents) -> None:
     agents.do("test -e tried || { touch tried; echo error: EADDRINUSE; exit 1; }; met 2")
     told: list[str] = []
 
@@ -186,7 +187,7 @@ def test_a_port_that_was_taken_meanwhile_is_given_up_for_another(agents: Agents)
     assert int(command[command.index("--master-port") + 1]) > taken
 
 
-def test_ranks_that_came_and_did_not_meet_are_started_once_more_with_debugging_on(agents: Agents) -> None:  # noqa: F811
+def test_ranks_that_came_and_did_not_meet_are_started_once_more_with_debugging_on(agents: Agents) -> None:
     came = """mkdir -p states; for rank in 0 1; do echo '{"state": "joining"}' > states/rank-$rank.json; done"""
     agents.do("exec sleep 60", first=came)
     told: list[str] = []
@@ -198,9 +199,9 @@ def test_ranks_that_came_and_did_not_meet_are_started_once_more_with_debugging_o
     assert "Trying once more with NCCL_DEBUG and TORCH_DISTRIBUTED_DEBUG on" in told[0]
 
 
-def test_a_run_goes_on_in_its_own_folder_and_a_new_one_is_made_anew(agents: Agents) -> None:  # noqa: F811
+def test_a_run_goes_on_in_its_own_folder_and_a_new_one_is_made_anew(agents: Agents) -> None:
     agents.do(MEETS)
-    ready = agents.ready(checkpoints=Policy(every="20"))
+    ready = agents.ready(checkpoints=CheckpointSchedule(every="20"))
     launch.run(ready, lambda _: None)
     folder = ready.options.run_dir
     (folder / "checkpoints").mkdir()
@@ -217,7 +218,7 @@ def test_a_run_goes_on_in_its_own_folder_and_a_new_one_is_made_anew(agents: Agen
         launch.run(ready, lambda _: None)
 
 
-def test_every_node_of_this_machine_has_its_own_agent_and_address(agents: Agents) -> None:  # noqa: F811
+def test_every_node_of_this_machine_has_its_own_agent_and_address(agents: Agents) -> None:
     agents.do("met 4; while [ $(ls mesh | wc -l) -lt 4 ]; do sleep 0.01; done")
     ready = agents.ready(nodes=2)
 
@@ -234,9 +235,9 @@ def test_every_node_of_this_machine_has_its_own_agent_and_address(agents: Agents
     assert {one["env"]["OMP_NUM_THREADS"] for one in commands} == {str(max(1, cores // 4))}
 
 
-def test_a_dry_run_says_what_each_node_would_start_and_makes_nothing(agents: Agents) -> None:  # noqa: F811
+def test_a_dry_run_says_what_each_node_would_start_and_makes_nothing(agents: Agents) -> None:
     plan = agents.plan(nodes=2)
-    options = Options(agents.place / "run", 2, hosts="loopback", env=("MINE=1",))
+    options = RunOptions(agents.place / "run", 2, hosts="loopback", env=("MINE=1",))
 
     found = dryrun.dry_run(plan, options, lambda _: None)
 
@@ -258,7 +259,7 @@ LOOPS = "while :; do sleep 0.01; done"
 
 
 @pytest.mark.parametrize(("start", "nodes"), [(launched, 1), (launched, 2), (joined, 1)])
-def test_an_agent_is_asked_to_end_before_it_is_made_to(agents: Agents, start: Start, nodes: int) -> None:  # noqa: F811
+def test_an_agent_is_asked_to_end_before_it_is_made_to(agents: Agents, start: Start, nodes: int) -> None:
     asks = "[ $node != 0 ] || kill -INT $PPID"
     agents.do(f"trap 'sleep 0.1; echo heard > heard; exit 1' TERM; {MEETS} {asks}; {LOOPS}")
 
@@ -267,7 +268,7 @@ def test_an_agent_is_asked_to_end_before_it_is_made_to(agents: Agents, start: St
     assert ended.exit_code == 130 and (agents.place / "run" / "heard").read_text() == "heard\n"
 
 
-def test_other_agents_say_what_they_saw_after_one_that_says_nothing(agents: Agents) -> None:  # noqa: F811
+def test_other_agents_say_what_they_saw_after_one_that_says_nothing(agents: Agents) -> None:
     agents.do(
         "met 4; if [ $node = 0 ]; then touch gone; exit 1; fi; while ! [ -e gone ]; do :; done; sleep 0.3; failed 3 7"
     )
@@ -277,7 +278,7 @@ def test_other_agents_say_what_they_saw_after_one_that_says_nothing(agents: Agen
     assert (ended.failed_rank, ended.exit_code) == (3, 5) and "failed first: exit code 7" in ended.message
 
 
-def test_an_agent_that_hears_nothing_is_killed_with_its_ranks_once_a_person_asks_twice(agents: Agents) -> None:  # noqa: F811
+def test_an_agent_that_hears_nothing_is_killed_with_its_ranks_once_a_person_asks_twice(agents: Agents) -> None:
     agents.do(f"trap '' TERM; {MEETS} setsid sleep 60 & wait_for_it=$!; kill -INT $PPID; kill -TERM $PPID; {LOOPS}")
     ready = agents.ready()
 
@@ -286,7 +287,7 @@ def test_an_agent_that_hears_nothing_is_killed_with_its_ranks_once_a_person_asks
     assert ended.exit_code == 130 and processes.processes_of(ready.run_id) == []
 
 
-def test_a_scheduler_s_signal_leaves_ranks_that_write_checkpoints_the_time_for_one(agents: Agents) -> None:  # noqa: F811
+def test_a_scheduler_s_signal_leaves_ranks_that_write_checkpoints_the_time_for_one(agents: Agents) -> None:
     words = {"message": "stopped after step 20", "exit_code": 143, "kind": "x", "cause": "interrupted", "refusal": True}
     stop, listening = (f"checkpoints/{name}" for name in (checkpoints.STOP, checkpoints.LISTENING))
     agents.do(f"""
@@ -295,7 +296,7 @@ def test_a_scheduler_s_signal_leaves_ranks_that_write_checkpoints_the_time_for_o
         while ! [ -e {stop} ]; do sleep 0.01; done
         echo {shlex.quote(json.dumps(words))} > failed/rank-0.json; failed 0 143
     """)
-    ready = agents.ready(checkpoints=Policy(every="20"), again=True)
+    ready = agents.ready(checkpoints=CheckpointSchedule(every="20"), again=True)
     rundir.create(ready.options.run_dir, ready.plan, {})
     (ready.options.run_dir / "checkpoints").mkdir()
     (ready.options.run_dir / stop).touch()
@@ -320,10 +321,10 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
 
 
 def test_a_run_in_an_allocation_is_joined_by_its_nodes_and_ends_as_node_0_wrote(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     srun: Callable[[str], None],
 ) -> None:
-    options = Options(agents.place / "run", 2, env=("MINE=1",), meet_s=7.0)
+    options = RunOptions(agents.place / "run", 2, env=("MINE=1",), meet_s=7.0)
     plan = agents.plan(nodes=2)
     done = replace_record(record("training failed", 5), plan_hash=plan.content_hash)
     (agents.place / "record").write_bytes(msgspec.json.encode(done))
@@ -347,7 +348,7 @@ def test_a_run_in_an_allocation_is_joined_by_its_nodes_and_ends_as_node_0_wrote(
     ],
 )
 def test_a_run_in_an_allocation_of_which_node_0_wrote_nothing_is_written_down_here(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     srun: Callable[[str], None],
     words: str,
     code: int,
@@ -355,7 +356,7 @@ def test_a_run_in_an_allocation_of_which_node_0_wrote_nothing_is_written_down_he
 ) -> None:
     srun(words)
 
-    _, found = slurm_run.run(agents.plan(nodes=2), Options(agents.place / "run", 2), lambda _: None)
+    _, found = slurm_run.run(agents.plan(nodes=2), RunOptions(agents.place / "run", 2), lambda _: None)
 
     assert (found.exit_code, found.message) == (code, message)
     assert rundir.read_record(agents.place / "run") == found
@@ -363,22 +364,22 @@ def test_a_run_in_an_allocation_of_which_node_0_wrote_nothing_is_written_down_he
 
 @pytest.mark.parametrize("nodes", ["1", "", "many"])
 def test_an_allocation_with_too_few_nodes_is_refused(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     srun: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
     nodes: str,
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", nodes)
     with pytest.raises(PlannerError, match="and the plan needs 2") as refused:
-        slurm_run.run(agents.plan(nodes=2), Options(agents.place / "run", 2), print)
+        slurm_run.run(agents.plan(nodes=2), RunOptions(agents.place / "run", 2), print)
     assert refused.value.exit_code == 3
 
 
 def test_a_signal_ends_the_step_of_a_run_once_through_slurm_and_is_how_it_ended(
-    agents: Agents,  # noqa: F811
+    agents: Agents,
     srun: Callable[[str], None],
 ) -> None:
-    options, plan = Options(agents.place / "run", 2), agents.plan(nodes=2)
+    options, plan = RunOptions(agents.place / "run", 2), agents.plan(nodes=2)
     by_slurm = replace_record(record("interrupted", 143), message="stopped by SIGTERM; after step 20", failed_rank=None)
     (agents.place / "record").write_bytes(msgspec.json.encode(by_slurm))
     asked, name = (

@@ -15,23 +15,23 @@ from typing import Any
 
 import msgspec
 import pytest
-from answering import Said, Says, written  # noqa: F401 (a fixture)
-from scripted import Agents, agents  # noqa: F401 (a fixture)
+from answering import Said, Says
+from scripted import Agents
 
 from executor.folder import joining, rundir
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.folder.joining import Joined
 from executor.hosts import node, ssh_run
-from executor.hosts.checks.host import Answer
+from executor.hosts.checks.host import CheckReply
 from executor.hosts.fleet import Fleet
-from executor.hosts.hosts import Machine, kept_hosts
+from executor.hosts.hosts import HostEntry, kept_hosts
 from executor.preflight.findings import Finding
-from executor.run.prepare import Prepared
+from executor.run.prepare import PreparedRun
 from executor.system import environment
 from planner.basics.errors import PlannerError
 from planner.spec.record import RunRecord
 
-RED, BLUE, GREEN = Machine("red"), Machine("blue", user="me", port=2222), Machine("green")
+RED, BLUE, GREEN = HostEntry("red"), HostEntry("blue", user="me", port=2222), HostEntry("green")
 TWO = (RED, BLUE)
 OK = {"status": "completed", "exit_code": 0, "message": "", "cause": "", "rank": None, "shared": False}
 BAD = OK | {"status": "training failed", "exit_code": 5, "message": "rank 3 failed first: x", "cause": "y", "rank": 3}
@@ -82,7 +82,7 @@ class Hosts:
                 ranks = range(request["ranks"]) if request["step"] == "reduce" else ()
                 went = {"error": "no way"} if wrong else {"seconds": 0.1, "bytes": 1e6}
                 reduced = [{"rank": rank, **went} for rank in ranks]
-                said = Answer(node=place, host="?", findings=found, reduced=reduced)
+                said = CheckReply(node=place, host="?", findings=found, reduced=reduced)
                 yield ends(msgspec.to_builtins(said))
 
 
@@ -90,12 +90,12 @@ class Hosts:
 class Run:
     """A run on hosts, what was told to a person, and what to hosts."""
 
-    ready: Prepared
+    ready: PreparedRun
     let: Callable[[Says], list[tuple[int, Said]]]
     told: list[str] = field(default_factory=list)
     asked: list[tuple[int, Said]] = field(default_factory=list)
 
-    def on(self, hosts: Hosts, spares: tuple[Machine, ...] = (), master: str | None = None) -> RunRecord:
+    def on(self, hosts: Hosts, spares: tuple[HostEntry, ...] = (), master: str | None = None) -> RunRecord:
         self.asked = self.let(hosts)
         return ssh_run.run(self.ready, Fleet(TWO, spares), self.told.append, master=master)
 
@@ -107,7 +107,7 @@ class Run:
 
 
 @pytest.fixture
-def two(agents: Agents, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:  # noqa: F811
+def two(agents: Agents, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Two hosts of two ranks; nothing waits for others to settle."""
     monkeypatch.setattr(ssh_run, "SETTLE_S", 0.0)
 
@@ -122,7 +122,7 @@ DONE = {place: [*met(place), ends()] for place in (0, 1)}
 
 
 def test_hosts_are_asked_to_be_their_nodes_and_what_they_send_is_kept(two: Callable[..., Run]) -> None:
-    run = two(env=("MINE=1",), place="/scratch", checkpoints=Policy(every="20"))
+    run = two(env=("MINE=1",), place="/scratch", checkpoints=CheckpointSchedule(every="20"))
     line: Said = {"kind": "line", "text": "red:0  hello"}
     keeps = [{"kind": "keeps", "folder": f"/scratch/{name}"} for name in ("red", "blue")]
     record = run.on(Hosts([{place: [keeps[place], line, *DONE[place]] for place in (0, 1)}]))
@@ -131,13 +131,13 @@ def test_hosts_are_asked_to_be_their_nodes_and_what_they_send_is_kept(two: Calla
     assert (record.status, record.launcher, record.nodes) == ("completed", "ssh", 2)
     assert sorted(path.name for path in (folder / "mesh").iterdir()) == [f"rank-{rank}.json" for rank in range(4)]
     for place, (at, request) in enumerate(run.nodes()):
-        asked = msgspec.convert(dict(request), node.Asked)
+        asked = msgspec.convert(dict(request), node.HostRequest)
         assert (at, asked.node, asked.host, asked.run_id) == (place, place, TWO[place].name, run.ready.run_id)
         assert (asked.env, asked.place, asked.kept) == (("MINE=1",), "/scratch", run.ready.options.kept)
         assert asked.files == {name: (folder / name).read_text() for name in asked.files}
         assert set(asked.files) == {"plan.json", "join.json", "config/plain.json"}
     assert run.told.count("red:0  hello") == 2
-    apart = "note: red, blue keep their parts of checkpoints in /scratch/red, and a lost host takes its part along"
+    apart = "note: red, blue keep their parts of checkpoints in /scratch/red, and a lost host loses its part"
     assert sum(one.startswith(apart) for one in run.told) == 1
 
 
@@ -296,7 +296,7 @@ def test_a_refusal_of_a_node_says_more_than_what_others_then_say(two: Callable[.
 
 @pytest.mark.parametrize(("spares", "machines"), [((GREEN,), ["red", "green"]), ((), ["red"])])
 def test_a_run_starts_again_on_a_spare_or_is_planned_for_the_hosts_that_are_left(
-    two: Callable[..., Run], spares: tuple[Machine, ...], machines: list[str]
+    two: Callable[..., Run], spares: tuple[HostEntry, ...], machines: list[str]
 ) -> None:
     run = two(max_restarts=1)
     again = {place: [*met(place, 2 * len(machines)), ends()] for place in (0, 1)}
@@ -387,7 +387,7 @@ def test_a_second_signal_is_passed_on_and_a_third_waits_for_no_node(two: Callabl
 
 
 def test_a_start_that_goes_on_adds_to_the_metrics_that_are_there(two: Callable[..., Run]) -> None:
-    run = two(again=True, checkpoints=Policy(every="20"))
+    run = two(again=True, checkpoints=CheckpointSchedule(every="20"))
     folder = run.ready.options.run_dir
     rundir.create(folder, run.ready.plan, {})
     (folder / rundir.METRICS).write_text('{"step": 0}\n')
@@ -402,7 +402,7 @@ def test_a_start_that_goes_on_adds_to_the_metrics_that_are_there(two: Callable[.
     assert steps == [0, 1, 2]
 
 
-def test_what_a_run_left_on_hosts_is_ended_and_told_of(written: Any) -> None:  # noqa: F811
+def test_what_a_run_left_on_hosts_is_ended_and_told_of(written: Any) -> None:
     def says(place: int, request: Said) -> Iterator[Said]:
         assert dict(request) == {"kind": "reap", "run_id": "id", "place": "/scratch"}
         left: list[str] = [["2 processes", "its folder"], [], []][place]  # type: ignore[assignment]
@@ -411,7 +411,7 @@ def test_what_a_run_left_on_hosts_is_ended_and_told_of(written: Any) -> None:  #
     written(says)
     assert ssh_run.ended_on_hosts((RED, BLUE, GREEN), "id", lambda _: None, "/scratch") == [
         "2 processes and its folder on red ended",
-        "green could not be asked (is gone)",
+        "green could not be checked (is gone)",
     ]
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from executor.backends.common import EXPERT_FAMILIES
 from executor.worker.checkpoints import shards
 from executor.worker.model import pieces
-from executor.worker.model.pieces import View
+from executor.worker.model.pieces import StateView
 from planner.basics.errors import PlannerError
 from planner.spec.formats import FORMATS
 
@@ -31,7 +31,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch
     return torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
 
 
-def views_in(whole: torch.Tensor, cuts: list[list[int]], ranks: int, name: str = "w") -> Iterator[list[View]]:
+def views_in(whole: torch.Tensor, cuts: list[list[int]], ranks: int, name: str = "w") -> Iterator[list[StateView]]:
     """A tensor's views: boxes by cuts of every dimension, each in flat ranges of so many ranks."""
     bounds = [[*itertools.pairwise([0, *cut, length])] for cut, length in zip(cuts, whole.shape, strict=True)]
     for box in itertools.product(*bounds):
@@ -40,10 +40,10 @@ def views_in(whole: torch.Tensor, cuts: list[list[int]], ranks: int, name: str =
         for rank in range(ranks):
             flat = (rank * share, min((rank + 1) * share, part.numel()))
             if flat[0] < flat[1]:
-                yield [View(name, "weight", tuple(whole.shape), tuple(box), flat, part[flat[0] : flat[1]].clone())]
+                yield [StateView(name, "weight", tuple(whole.shape), tuple(box), flat, part[flat[0] : flat[1]].clone())]
 
 
-def written(folder: Path, ranks: list[list[View]]) -> list[Path]:
+def written(folder: Path, ranks: list[list[StateView]]) -> list[Path]:
     paths = [folder / f"rank-{rank}.safetensors" for rank in range(len(ranks))]
     for path, views in zip(paths, ranks, strict=True):
         shards.write(path, views, {"step": "3"})
@@ -64,7 +64,7 @@ def test_a_flat_range_is_covered_by_few_boxes_in_its_order(shape: tuple[int, ...
 def test_pieces_of_one_layout_fill_the_views_of_another(seed: int, tmp_path: Path) -> None:
     drawn, whole = random.Random(seed), numbers(SHAPE)
 
-    def layout() -> list[list[View]]:
+    def layout() -> list[list[StateView]]:
         cuts = [sorted(drawn.sample(range(1, length), drawn.randrange(3))) for length in SHAPE]
         return list(views_in(whole, cuts, drawn.randrange(1, 6)))
 
@@ -78,7 +78,9 @@ def test_pieces_of_one_layout_fill_the_views_of_another(seed: int, tmp_path: Pat
 
 def test_ranks_that_hold_the_same_share_the_writing(tmp_path: Path) -> None:
     whole = numbers((5, 3))
-    ranks = [[View("w", "exp_avg", (5, 3), ((0, 5), (0, 3)), (0, 15), whole.view(-1), (rank, 4))] for rank in range(4)]
+    ranks = [
+        [StateView("w", "exp_avg", (5, 3), ((0, 5), (0, 3)), (0, 15), whole.view(-1), (rank, 4))] for rank in range(4)
+    ]
 
     paths = written(tmp_path, ranks)
 
@@ -91,8 +93,8 @@ def test_ranks_that_hold_the_same_share_the_writing(tmp_path: Path) -> None:
 
 
 def test_a_file_is_safetensors_own_with_its_digest_and_holds_formats_side_by_side(tmp_path: Path) -> None:
-    half = View("h", "weight", (3,), ((0, 3),), (0, 3), torch.tensor([1.5, 2.5, 3.5], dtype=torch.bfloat16))
-    full = View("f", "weight", (2,), ((0, 2),), (0, 2), torch.tensor([0.1, 0.2]))
+    half = StateView("h", "weight", (3,), ((0, 3),), (0, 3), torch.tensor([1.5, 2.5, 3.5], dtype=torch.bfloat16))
+    full = StateView("f", "weight", (2,), ((0, 2),), (0, 2), torch.tensor([0.1, 0.2]))
     path = tmp_path / "rank-0.safetensors"
 
     found = shards.write(path, [half, full], {"step": "3"})
@@ -105,8 +107,8 @@ def test_a_file_is_safetensors_own_with_its_digest_and_holds_formats_side_by_sid
 
 
 def test_numbers_of_another_format_are_converted(tmp_path: Path) -> None:
-    paths = written(tmp_path, [[View("w", "weight", (2,), ((0, 2),), (0, 2), torch.tensor([1.5, 2.5]))]])
-    view = View("w", "weight", (2,), ((0, 2),), (0, 2), torch.zeros(2, dtype=torch.bfloat16))
+    paths = written(tmp_path, [[StateView("w", "weight", (2,), ((0, 2),), (0, 2), torch.tensor([1.5, 2.5]))]])
+    view = StateView("w", "weight", (2,), ((0, 2),), (0, 2), torch.zeros(2, dtype=torch.bfloat16))
 
     shards.load(paths, [view])
 
@@ -116,8 +118,8 @@ def test_numbers_of_another_format_are_converted(tmp_path: Path) -> None:
 def test_what_no_file_has_is_named_with_its_kind(tmp_path: Path) -> None:
     ranks = list(views_in(numbers((6, 2)), [[3], []], 1, name="layers.0.weight"))
     paths = written(tmp_path, ranks)
-    whole = View("layers.0.weight", "weight", (6, 2), ((0, 6), (0, 2)), (0, 12), torch.zeros(12))
-    moments = View("layers.0.weight", "exp_avg", (6, 2), ((0, 6), (0, 2)), (0, 12), torch.zeros(12))
+    whole = StateView("layers.0.weight", "weight", (6, 2), ((0, 6), (0, 2)), (0, 12), torch.zeros(12))
+    moments = StateView("layers.0.weight", "exp_avg", (6, 2), ((0, 6), (0, 2)), (0, 12), torch.zeros(12))
 
     with pytest.raises(PlannerError, match=r"the weight layers.0.weight: .* 6 of the 12 numbers") as refused:
         shards.load(paths[:1], [whole])
@@ -128,16 +130,16 @@ def test_what_no_file_has_is_named_with_its_kind(tmp_path: Path) -> None:
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     paths = written(tmp_path, list(views_in(numbers((6, 2)), [[], []], 1)))
-    view = View("w", "weight", (2, 6), ((0, 2), (0, 6)), (0, 12), torch.zeros(12))
+    view = StateView("w", "weight", (2, 6), ((0, 2), (0, 6)), (0, 12), torch.zeros(12))
 
     with pytest.raises(PlannerError, match=r"has w in shape \[6, 2\], the model in \[2, 6\]"):
         shards.load(paths, [view])
 
 
 def test_foreign_cut_and_lying_files_are_refused_by_name(tmp_path: Path) -> None:
-    (good,) = written(tmp_path, [[View("w", "weight", (4,), ((0, 4),), (0, 4), torch.ones(4))]])
-    view = View("w", "weight", (4,), ((0, 4),), (0, 4), torch.zeros(4))
-    piece = shards.Piece("k", "w", "weight", (4,), ((0, 4),), (0, 4))
+    (good,) = written(tmp_path, [[StateView("w", "weight", (4,), ((0, 4),), (0, 4), torch.ones(4))]])
+    view = StateView("w", "weight", (4,), ((0, 4),), (0, 4), torch.zeros(4))
+    piece = shards.ShardPiece("k", "w", "weight", (4,), ((0, 4),), (0, 4))
     lies = [
         msgspec.structs.replace(piece, flat=(0, 5)),
         msgspec.structs.replace(piece, box=((0, 5),)),

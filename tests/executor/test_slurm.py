@@ -117,9 +117,9 @@ def test_options_that_would_make_another_job_are_refused(plan: Plan, given: str,
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"SLURM_NODEID": ""}, "is for a task that srun has started, and this is none"),
+        ({"SLURM_NODEID": ""}, "needs a task that srun has started"),
         ({"SLURM_NTASKS": "16"}, "has 16 tasks on 2 nodes, and the agent of a node is one task"),
-        ({"SLURM_JOB_ID": "x"}, "is for a task that srun has started"),
+        ({"SLURM_JOB_ID": "x"}, "needs a task that srun has started"),
     ],
 )
 def test_a_process_that_is_no_nodes_task_is_refused(changed: dict[str, str], words: str) -> None:
@@ -136,7 +136,7 @@ def test_without_slurm_each_command_says_so_in_a_line(plan_file: Path, tmp_path:
     assert_refused(refused, 3, "slurm=sbatch: is not installed here. Run it where Slurm's commands are")
     assert not (tmp_path / "run").exists()
     assert_refused(run("join", tmp_path, cwd=tmp_path), 2, "give --node-rank (and --master, --start), or --slurm")
-    assert_refused(run("join", tmp_path, "--slurm", cwd=tmp_path), 2, "--slurm: is for a task that srun has started")
+    assert_refused(run("join", tmp_path, "--slurm", cwd=tmp_path), 2, "--slurm: needs a task that srun has started")
     assert_refused(run("run", plan_file, "--sbatch", "time=1", cwd=tmp_path), 2, "add --launcher slurm")
 
 

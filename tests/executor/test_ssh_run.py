@@ -13,33 +13,33 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripted import Agents, agents  # noqa: F401 (a fixture)
+from scripted import Agents
 
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.hosts import ssh_run
-from executor.hosts.hosts import Machine
+from executor.hosts.hosts import HostEntry
 from executor.hosts.node import CHUNK_BYTES, OWNER, Mirror, remove_stale
-from executor.hosts.remote import Link
-from executor.hosts.ssh import Contact
-from executor.run.prepare import Options
+from executor.hosts.remote import LauncherConnection
+from executor.hosts.ssh import Connections
+from executor.run.prepare import RunOptions
 from executor.system import frames
 from executor.system.processes import identity
 from executor.watch.supervise import CHECKPOINT_S
 
 
 @pytest.fixture
-def run(tmp_path: Path, agents: Agents) -> ssh_run._Run:  # noqa: F811
+def run(tmp_path: Path, agents: Agents) -> ssh_run._SshRun:
     """A launcher's side of a run whose folder is there, before any host is asked."""
-    machines = (Machine("red"),)
-    ready = ssh_run.prepare(agents.plan(), Options(tmp_path / "kept", 1), machines, print)
+    machines = (HostEntry("red"),)
+    ready = ssh_run.prepare(agents.plan(), RunOptions(tmp_path / "kept", 1), machines, print)
     (tmp_path / "kept").mkdir()
     said: list[str] = []
-    made = ssh_run._Run(ready, machines, Contact(machines, said.append), said.append, "127.0.0.1:20000")
+    made = ssh_run._SshRun(ready, machines, Connections(machines, said.append), said.append, "127.0.0.1:20000")
     made.said = said  # type: ignore[attr-defined]
     return made
 
 
-def sent(mirror: Mirror, out: io.BytesIO, run: ssh_run._Run, endings: tuple[str, ...] = ("",)) -> list[str]:
+def sent(mirror: Mirror, out: io.BytesIO, run: ssh_run._SshRun, endings: tuple[str, ...] = ("",)) -> list[str]:
     """What a node sends now, kept by the launcher; the names of the parts."""
     out.seek(0)
     out.truncate()
@@ -55,7 +55,7 @@ def sent(mirror: Mirror, out: io.BytesIO, run: ssh_run._Run, endings: tuple[str,
 def test_what_a_node_writes_is_what_the_launcher_keeps(tmp_path, run):
     there, out = tmp_path / "there", io.BytesIO()
     (there / "weights").mkdir(parents=True)
-    mirror = Mirror(there, Link(io.BytesIO(), out), frozenset(["plan.json"]))
+    mirror = Mirror(there, LauncherConnection(io.BytesIO(), out), frozenset(["plan.json"]))
     for name in ("plan.json", ".hidden", "half.tmp"):
         (there / name).write_text("x")
     (there / "metrics.jsonl").write_text("one\n")
@@ -136,6 +136,6 @@ def test_a_scheduler_s_first_signal_gives_nodes_the_time_for_a_checkpoint_where_
         return run._patience_s(signals)
 
     assert patience_s(signal.SIGTERM) == patience_s(signal.SIGINT) == ssh_run.STOP_S
-    run.ready = replace(run.ready, options=replace(run.ready.options, checkpoints=Policy(every="20")))
+    run.ready = replace(run.ready, options=replace(run.ready.options, checkpoints=CheckpointSchedule(every="20")))
     assert patience_s(signal.SIGTERM) == patience_s(signal.SIGUSR1) == ssh_run.STOP_S + CHECKPOINT_S
     assert patience_s(signal.SIGINT) == patience_s(signal.SIGTERM, signal.SIGTERM) == ssh_run.STOP_S

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from executor.hosts import ssh, ssh_session
-from executor.hosts.hosts import Machine
+from executor.hosts.hosts import HostEntry
 from executor.system.sources import sources
 from planner.basics.errors import PlannerError
 
@@ -46,7 +46,7 @@ def test_hosts_that_are_ready_answer_each_its_own_question_and_what_they_say_bes
     ssh_is: Callable[[str], None],
 ) -> None:
     ssh_is('echo "welcome to $name"; echo motd >&2; ready' + ANSWERS)
-    machines, told = (Machine("red"), Machine("blue")), list[str]()
+    machines, told = (HostEntry("red"), HostEntry("blue")), list[str]()
     with ssh.contact(machines, told.append) as contact:
         assert contact.refused == {}
         found = {one.place: one for one in contact.ask({"kind": "look"})}
@@ -66,7 +66,7 @@ def test_a_host_without_the_code_is_sent_it_once(ssh_is: Callable[[str], None], 
         {ANSWERS}"""
     )
 
-    with ssh.contact((Machine("red"),), lambda _: None, "id") as contact:
+    with ssh.contact((HostEntry("red"),), lambda _: None, "id") as contact:
         (one,) = contact.ask({"kind": "look"})
 
     assert one.value == {"name": "red"}
@@ -86,15 +86,15 @@ NO = {
     "something else": "cannot be reached: something else",
 }
 ENDS = {f"echo {shlex.quote(said)} >&2; exit 255": rule for said, rule in NO.items()} | {
-    "exit 255": "cannot be reached: nothing was said",
-    "exit 96": "could not run its prelude: nothing was said",
+    "exit 255": "cannot be reached: no output",
+    "exit 96": "could not run its prelude: no output",
     "echo no such file >&2; exit 127": "starts no Python: no such file",
     "echo not allowed >&2; exit 126": "starts no Python: not allowed",
-    "echo first >&2; echo last >&2; exit 1": "ended before Python spoke (exit code 1): last",
+    "echo first >&2; echo last >&2; exit 1": "ended before Python answered (exit code 1): last",
     "echo $marker; say old; sleep 9": "has Python 3.9 at /py, which is too old: 3.11 is the oldest",
     'echo $marker; say missing \', "module": "yaml"\'': "has no package yaml for Python 3.9 at /py",
     'echo $marker; say failed \', "place": "/c", "why": "full"\'': "cannot keep the code in /c (full)",
-    "echo $marker; echo no message": "said what no host of ours says (no message:",
+    "echo $marker; echo no message": "sent an invalid answer (no message:",
 }
 
 
@@ -103,7 +103,7 @@ def test_a_host_that_cannot_be_asked_is_refused_by_name_with_the_reason(
 ) -> None:
     cases = "\n".join(f"n{place}) {words.replace('sleep 9', ':')} ;;" for place, words in enumerate(ENDS))
     ssh_is(f"case $name in\n{cases}\nesac")
-    machines = tuple(Machine(f"n{place}", line=place + 1) for place in range(len(ENDS)))
+    machines = tuple(HostEntry(f"n{place}", line=place + 1) for place in range(len(ENDS)))
 
     with ssh.contact(machines, lambda _: None) as contact:
         refused = contact.refused
@@ -120,9 +120,9 @@ def test_a_host_that_cannot_be_asked_is_refused_by_name_with_the_reason(
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        ("ready; echo the end >&2; exit 3", "ended unasked (exit code 3): "),
-        ("ready; exit 95", "heard nothing of its launcher for 15 s, and ended what it had"),
-        ("ready; exit 255", "cannot be reached: nothing was said"),
+        ("ready; echo the end >&2; exit 3", "ended unexpectedly (exit code 3): "),
+        ("ready; exit 95", "lost contact with its launcher for 15 s, and ended its processes"),
+        ("ready; exit 255", "cannot be reached: no output"),
     ],
 )
 def test_a_host_that_is_lost_later_is_an_answer_and_a_message(
@@ -130,7 +130,7 @@ def test_a_host_that_is_lost_later_is_an_answer_and_a_message(
 ) -> None:
     ssh_is(words.replace("ready;", "ready; IFS= read -r line;"))
     told: list[str] = []
-    with ssh.contact((Machine("red"),), told.append) as contact:
+    with ssh.contact((HostEntry("red"),), told.append) as contact:
         assert contact.refused == {}
         (one,) = contact.ask({"kind": "look"})
         assert one.error is not None and one.error.rule.startswith(rule)
@@ -142,13 +142,13 @@ def test_a_host_that_is_lost_later_is_an_answer_and_a_message(
 
 def test_a_host_that_does_not_answer_in_time_is_named(ssh_is: Callable[[str], None]) -> None:
     ssh_is("ready; while IFS= read -r line; do :; done")
-    with ssh.contact((Machine("red"),), lambda _: None) as contact:
+    with ssh.contact((HostEntry("red"),), lambda _: None) as contact:
         (one,) = contact.ask({"kind": "look"}, timeout_s=0.05)
     assert one.error is not None and one.error.rule == "has not answered within 0.05 s" and one.error.exit_code == 3
 
 
 def test_an_ssh_that_cannot_be_started_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ssh_session.PROGRAM, "/nowhere/ssh")
-    with pytest.raises(PlannerError, match="cannot be started") as refused, ssh.contact((Machine("red"),), print):
+    with pytest.raises(PlannerError, match="cannot be started") as refused, ssh.contact((HostEntry("red"),), print):
         pass
     assert refused.value.exit_code == 3

@@ -7,7 +7,7 @@ import random
 import pytest
 from test_rundir import make_plan
 
-from executor.watch.stragglers import LEAST_STEPS, SLOW, Straggler, Turn, find, sentence
+from executor.watch.stragglers import LEAST_STEPS, SLOW, StepTimes, Straggler, find, sentence
 from planner.spec import Layout
 from planner.spec.plan import Plan
 
@@ -18,7 +18,7 @@ PIPELINE = make_plan(Layout(engine="deepspeed-pipeline", pp=2, dp_shard=2, zero_
 
 def looked_at(*busy: list[float], plan: Plan = DDP, **given: object) -> tuple[Straggler, ...]:
     """Of steps whose time is that of the slowest rank."""
-    turns = [Turn(step, max(one), one) for step, one in enumerate(busy)]
+    turns = [StepTimes(step, max(one), one) for step, one in enumerate(busy)]
     return find(plan, turns, HOSTS, **given)
 
 
@@ -51,7 +51,7 @@ def test_slow_needs_the_steps_the_factor_and_a_cost():
     assert len(looked_at(*[slow] * (LEAST_STEPS + 1))) == 1
     assert looked_at(*[[0.3, 0.3, 0.3, 0.3 * SLOW - 0.01]] * 20) == ()
     assert looked_at(*[slow, [0.3] * 4] * 20) == ()  # every other step
-    waits = [Turn(step, 9.0, slow) for step in range(20)]
+    waits = [StepTimes(step, 9.0, slow) for step in range(20)]
     assert find(DDP, waits, HOSTS) == ()  # the step is spent elsewhere
 
 

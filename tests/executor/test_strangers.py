@@ -175,7 +175,7 @@ def test_hosts_are_named_and_not_reached_unasked(
     assert exit_code(executor, [command, str(folder)]) == 3
     said = capsys.readouterr().err
     assert f"{folder / rundir.HOSTS} names red (prelude 'touch {folder.parent / 'canary'}')" in said
-    assert "nothing is reached that you have not named or confirmed" in said and not (here[0] / "called").exists()
+    assert "names hosts that you have not named or confirmed" in said and not (here[0] / "called").exists()
 
     exit_code(executor, [command, str(folder), "--yes"])
     assert (here[0] / "called").read_text().startswith("ssh ")

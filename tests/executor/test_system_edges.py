@@ -20,9 +20,9 @@ from test_rundir import make_plan
 from executor.folder import checkpoints, rundir
 from executor.folder.alive import Said
 from executor.hosts.checks import compare, table
-from executor.hosts.checks.check import Checked
-from executor.hosts.checks.host import Answer
-from executor.hosts.hosts import Machine, keep_hosts, kept_hosts
+from executor.hosts.checks.check import CheckTable
+from executor.hosts.checks.host import CheckReply
+from executor.hosts.hosts import HostEntry, keep_hosts, kept_hosts
 from executor.launchers import namespaces
 from executor.launchers.kubernetes import Claim, manifests
 from executor.measure import measure
@@ -53,7 +53,7 @@ def test_the_code_that_hosts_take_in_is_ours_without_what_python_keeps() -> None
 
 
 def test_hosts_are_kept_for_their_owner_alone(tmp_path: Path) -> None:
-    hosts = (Machine("a", slots=2, port=7), Machine("b", user="me", line=3))
+    hosts = (HostEntry("a", slots=2, port=7), HostEntry("b", user="me", line=3))
     keep_hosts(tmp_path, hosts)
     assert kept_hosts(tmp_path) == hosts
     assert [path.stat().st_mode & 0o077 for path in tmp_path.iterdir()] == [0]
@@ -155,7 +155,7 @@ def test_a_finding_is_refused_by_its_field_or_else_its_check() -> None:
     assert (named.refusal.field, named.refusal.value) == ("--run-dir", "1 B")
 
 
-def rows(count: int, *, same: bool, status: Any = "pass", check: str = "GPU") -> tuple[compare.Row, ...]:
+def rows(count: int, *, same: bool, status: Any = "pass", check: str = "GPU") -> tuple[compare.NodeFinding, ...]:
     rule = "" if status == "pass" else "is wrong"
     return tuple(
         compare.row(
@@ -176,7 +176,7 @@ def rows(count: int, *, same: bool, status: Any = "pass", check: str = "GPU") ->
 )
 def test_hosts_that_found_the_same_share_a_line_and_many_figures_are_one(found: Any, lines: list[str]) -> None:
     names = [one.host for one in found]
-    text = table.as_text(Checked(found, {"facts": 1.25, "reach": 0.5}), names).splitlines()
+    text = table.as_text(CheckTable(found, {"facts": 1.25, "reach": 0.5}), names).splitlines()
     assert text[:-2] == lines
     assert text[-1] == f"{len(names)} of {len(names)} nodes can run the plan (in 1.8 s)"
 
@@ -184,25 +184,25 @@ def test_hosts_that_found_the_same_share_a_line_and_many_figures_are_one(found: 
 def test_what_fails_keeps_its_lines_beside_many_that_pass_and_is_counted() -> None:
     found = (*rows(6, same=False), *(replace(one, node=6, host="n6") for one in rows(1, same=True, status="fail")))
     found = (*found, *(replace(one, host="n6") for one in rows(2, same=True, status="warn", check="clock")))
-    text = table.as_text(Checked(found, {}), [f"n{node}" for node in range(7)]).splitlines()
+    text = table.as_text(CheckTable(found, {}), [f"n{node}" for node in range(7)]).splitlines()
     assert text[0].startswith("GPU    n0 and 5 more  pass  x0 on n0") and "n6" in text[1] and "FAIL" in text[1]
     assert text[-1] == "1 checks failed on n6, 2 warned (in 0.0 s)"
     na = compare.row(Finding(check="all-reduce", status="skip", measured=table.NOT_ASKED), 0, "n0")
-    assert table.as_text(Checked((na,), {}), ["n0"]).splitlines()[0] == ""
+    assert table.as_text(CheckTable((na,), {}), ["n0"]).splitlines()[0] == ""
 
 
 def test_an_all_reduce_of_one_rank_is_measured_and_not_judged_and_a_silent_host_has_no_row() -> None:
     said = [{"rank": 0, "bytes": 4e9, "seconds": 2.0}]
-    one, none = Answer(node=0, host="a", reduced=said), Answer(node=1, host="b")
+    one, none = CheckReply(node=0, host="a", reduced=said), CheckReply(node=1, host="b")
     (row,) = compare.rows_of_reduce({0: one, 1: none}, 1, 0.1)
     assert (row.status, row.measured, row.node) == ("pass", "1 ranks, 2 GB/s", 0)
-    four = Answer(node=0, host="a", reduced=[{"rank": rank, "bytes": 4e9, "seconds": 2.0} for rank in range(4)])
+    four = CheckReply(node=0, host="a", reduced=[{"rank": rank, "bytes": 4e9, "seconds": 2.0} for rank in range(4)])
     assert compare.rows_of_reduce({0: four}, 4, None)[0].measured == "4 ranks, 3 GB/s"  # 2 x 3/4 of the bytes
 
 
 def test_whom_a_node_does_not_reach_is_named_and_others_are_not_tried() -> None:
     blocked = {"rank": 0, "error": "x", "blocked": {"0": [1, 2]}}
-    answers = {node: Answer(node=node, host=f"n{node}", reduced=[blocked]) for node in (0, 1)}
+    answers = {node: CheckReply(node=node, host=f"n{node}", reduced=[blocked]) for node in (0, 1)}
     first, second = compare.rows_of_reduce(answers, 1, None)
     assert first.status == "fail" and "n1, node 2" in first.rule
     assert (second.status, second.rule) == ("skip", "")
@@ -215,7 +215,7 @@ def test_whom_a_node_does_not_reach_is_named_and_others_are_not_tried() -> None:
 )  # fmt: skip
 def test_clocks_are_doubted_from_a_second_and_wrong_from_a_minute(ahead_s: float, status: str, way: str) -> None:
     (row,) = compare.rows_of_clocks(
-        {0: Answer(node=0, host="a", ahead_s=ahead_s), 1: Answer(node=1, host="b", ahead_s=None)}
+        {0: CheckReply(node=0, host="a", ahead_s=ahead_s), 1: CheckReply(node=1, host="b", ahead_s=None)}
     )
     assert row.status == status and way in row.measured
 
@@ -271,7 +271,7 @@ def test_ranks_that_say_nothing_are_looked_for_every_five_seconds_until_all_are_
         return dict(there)
 
     monkeypatch.setattr(hangs.processes, "ranks_of", ranks_of)
-    watch = hangs.Watch(tmp_path, "id", 0, (0, 1), 4)
+    watch = hangs.HangWatch(tmp_path, "id", 0, (0, 1), 4)
     assert (watch._processes(0.0), looks) == ({0: "7:1"}, ["id"])
     watch._processes(4.9)
     assert len(looks) == 1
@@ -279,7 +279,7 @@ def test_ranks_that_say_nothing_are_looked_for_every_five_seconds_until_all_are_
     assert (watch._processes(5.0), len(looks)) == ({0: "7:1", 1: "8:1"}, 2)
     watch._processes(99.0)
     assert len(looks) == 2  # all are found
-    speaks = hangs.Watch(tmp_path, "id", 0, (0, 1), 4)
+    speaks = hangs.HangWatch(tmp_path, "id", 0, (0, 1), 4)
     for rank in (0, 1):
         speaks._heard[rank] = hangs._Heard(Said(rank=rank, process=f"{rank}:1", count=1, stage="step"), 0.0)
     assert (speaks._processes(0.0), len(looks)) == ({0: "0:1", 1: "1:1"}, 2)

@@ -110,10 +110,10 @@ ENDINGS: dict[str, tuple[Evidence, str, int, str, str]] = {
         evidence(Ending(ok=False, lost=KILLED), oom_kills=0), "node lost", 7, "the agent of node-1", "node lost"),
     "ranks that never met": (
         evidence(Ending(ok=False, timed_out=True), mesh={1: {}}),
-        "launch failed", 4, "ranks [0] had not met after 12 s", ""),
+        "launch failed", 4, "ranks [0] had not joined after 12 s", ""),
     "a rank for whom the others waited": (
-        evidence(Ending(ok=False, timed_out=True), mesh={}, awaited="rank 1 on blue does not join", came="some"),
-        "launch failed", 4, "after 12 s rank 1 on blue does not join", "did not join"),
+        evidence(Ending(ok=False, timed_out=True), mesh={}, awaited="rank 1 on blue has not joined", came="some"),
+        "launch failed", 4, "after 12 s rank 1 on blue has not joined", "did not join"),
     "ranks that came and did not meet": (
         evidence(Ending(ok=False, timed_out=True), mesh={}, awaited="ranks 0, 1 came", came="all"),
         "launch failed", 4, "after 12 s ranks 0, 1 came", "not met"),

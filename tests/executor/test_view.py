@@ -15,7 +15,7 @@ from test_rundir import make_plan
 from executor.cli import executor
 from executor.folder import alive, joining, rundir
 from executor.follow import view
-from executor.follow.view import Lookout, RankView, View
+from executor.follow.view import Lookout, RankView, RunView
 from executor.follow.view_text import Changes, Screen, screen, summary
 from executor.run import attempts
 from executor.system import processes
@@ -86,7 +86,7 @@ def test_state_and_progress_of_a_run_that_goes(folder):
     clock = Clock()
     lookout = Lookout(folder, clock)
     first = lookout.look()
-    assert (first.status, first.message, first.step) == ("starting", "0 of 2 ranks have met", 0)
+    assert (first.status, first.message, first.step) == ("starting", "0 of 2 ranks have joined", 0)
     assert first.loss is None and first.left_s is None and first.ranks[1].stage == ""
 
     logged(folder, 0, 1, 2)
@@ -128,7 +128,7 @@ def test_a_run_starts_until_all_its_ranks_have_met(folder):
         seen = Lookout(folder).look()
         said.append((seen.status, seen.message))
 
-    assert said == [("starting", "1 of 2 ranks have met"), ("running", "")]
+    assert said == [("starting", "1 of 2 ranks have joined"), ("running", "")]
 
 
 def test_a_launcher_that_is_gone_ends_the_watching_and_one_elsewhere_does_not(folder):
@@ -139,7 +139,7 @@ def test_a_launcher_that_is_gone_ends_the_watching_and_one_elsewhere_does_not(fo
 
     launched(folder, namespace="pid:[1]", process=ended())
     away = Lookout(folder).look()
-    assert away.exit_code is None and "cannot be seen from here" in away.message
+    assert away.exit_code is None and "is not visible from here" in away.message
 
 
 def test_a_failed_start_is_the_end_unless_another_follows(folder):
@@ -180,10 +180,10 @@ def test_the_command_ends_with_the_run_and_its_exit_code(folder, capsys):
     assert said["checkpoint"]["step"] == 2 and said["left_s"] is None
 
 
-def made(step: int = 1, ranks: int = 2, **changed: object) -> View:
+def made(step: int = 1, ranks: int = 2, **changed: object) -> RunView:
     words = tuple(RankView(rank=rank, host="a", stage="step", step=step, age_s=0.1 * rank) for rank in range(ranks))
     return msgspec.structs.replace(
-        View(run_dir="run", status="running", step=step, steps=9, loss=2.0, ranks=words), **changed
+        RunView(run_dir="run", status="running", step=step, steps=9, loss=2.0, ranks=words), **changed
     )
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import executor
 from executor.folder.badloss import History
 from executor.folder.checkpoints import Complete, File
-from executor.worker.checkpoints.shards import Piece
+from executor.worker.checkpoints.shards import ShardPiece
 from executor.worker.world import words
 
 PICKLED = {
@@ -67,7 +67,7 @@ SAID: list[tuple[Any, Any]] = [
     (None, str | None), ("", str), ("a\nb ♥", str), (2**62, int), (0.1 + 0.2, float), (math.inf, float),
     ({"a": "b"}, dict[str, str]), ([], list[str]), (History((1.5, 2.25), ((1, 2),), 7, 1), History),
     (("step-3", COMPLETE), tuple[str | None, Complete | None]), ((None, None), tuple[str | None, Complete | None]),
-    ({"f": [Piece("k", "n", "weight", (2, 3), ((0, 2), (0, 3)), (0, 6))]}, dict[str, list[Piece]]),
+    ({"f": [ShardPiece("k", "n", "weight", (2, 3), ((0, 2), (0, 3)), (0, 6))]}, dict[str, list[ShardPiece]]),
     (("weight", (2, 3), "bfloat16"), tuple[str, tuple[int, ...], str] | None), ("x" * 2**20, str),
 ]  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 
 from planner.basics.arith import is_column
 from planner.decide.phases import derived
-from planner.engines import engine_of, nanotron
+from planner.engines import engine_of
 from planner.figures.allocator import (
     DEVICE_PARTS,
     GIVEN_BACK,
@@ -133,19 +133,19 @@ def test_a_host_launches_no_more_forwards_than_the_driver_queues() -> None:
 
     def launches(case: Case) -> float:
         layers = next(case.stages()).layers[-1]
-        passes = float(nanotron.forwards_queued(case.at(next(case.stages()))))
+        passes = float(engine_of("nanotron").forwards_queued(case.at(next(case.stages()))))
         return passes * (34 * float(layers) + 20)
 
     assert launches(few) == launches(many) == pytest.approx(1024)
-    assert nanotron.forwards_queued(short.at(next(short.stages()))) == 2  # then it waits for a gradient
+    assert engine_of("nanotron").forwards_queued(short.at(next(short.stages()))) == 2  # then it waits for a gradient
 
 
 def test_without_a_pipeline_the_host_goes_on_to_backward_which_has_twice_the_launches() -> None:
-    one, two = (float(nanotron.forwards_queued(case_of(grad_accum=accum))) for accum in (1, 2))
+    one, two = (float(engine_of("nanotron").forwards_queued(case_of(grad_accum=accum))) for accum in (1, 2))
     short = msgspec.structs.replace(case_of(grad_accum=2), model=msgspec.structs.replace(LLAMA, layers=16))
 
     assert one == two == pytest.approx(1024 / (34 * 32 + 20))  # its forward alone is more than the driver queues
-    assert nanotron.forwards_queued(short) == pytest.approx(1 + (1024 / (34 * 16 + 20) - 1) / 2)
+    assert engine_of("nanotron").forwards_queued(short) == pytest.approx(1 + (1024 / (34 * 16 + 20) - 1) / 2)
 
 
 def test_answers_have_the_parts() -> None:
@@ -191,7 +191,7 @@ def test_a_step_that_is_the_fullest_moment_is_not_counted_twice() -> None:
     """Beside it there may be what forward and backward hold in blocks of their own; their engine says how much of that
     is sure."""
     case = deepspeed(dp_shard=1, zero_stage=1)
-    blocks = engine_of("deepspeed").blocks(case)  # type: ignore[attr-defined]
+    blocks = engine_of("deepspeed").blocks(case)
     peak = memory_breakdown(case).peak
 
     assert peak.phase == "optimizer" and peak.total == pytest.approx(blocks.live)
@@ -234,7 +234,7 @@ def deepspeed_columns(**layout: Any) -> Case:
 
 def test_what_loading_took_holds_the_blocks_of_a_step() -> None:
     case = deepspeed(dp_shard=32, zero_stage=2)
-    loaded = engine_of("deepspeed").blocks(case).loaded  # type: ignore[attr-defined]
+    loaded = engine_of("deepspeed").blocks(case).loaded
 
     assert block_bytes(case, loaded) == 0 < block_bytes(case, loaded + 1)
 

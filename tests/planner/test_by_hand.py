@@ -77,7 +77,8 @@ def test_a_gpu_is_given_shards_and_a_cpu_holds_one_whole_weight_beside_them(
     job = TrainingJob(method=method, precision="fp32" if method == "full" else "bf16")  # type: ignore[arg-type]
     layout = Layout(engine="fsdp2", dp_shard=8, zero_stage=3)
     gpu, cpu = (
-        fsdp2.load(Case(TINY, job, layout, where, presets.runtime("accelerate-fsdp2"))) for where in (cluster, on_cpu)
+        fsdp2.ENGINE.load(Case(TINY, job, layout, where, presets.runtime("accelerate-fsdp2")))
+        for where in (cluster, on_cpu)
     )
 
     assert gpu["temporaries"] == beside_gpu

@@ -19,13 +19,13 @@ from planner.calibrate import bands, links, score, tables
 from planner.calibrate.allocator import badness, fit_allocator
 from planner.calibrate.asked import asked
 from planner.calibrate.collective import bus_bytes
-from planner.calibrate.coverage import coverage
 from planner.calibrate.fit import timed
 from planner.calibrate.predict import Figures, Replayed, replay
 from planner.calibrate.rows import _known
 from planner.calibrate.samples import of_rows
 from planner.spec import Allocator, TrainingJob
 from planner.spec.calibration import UNCALIBRATED, Calibration, calibration
+from tests.truth.published.coverage import coverage
 
 BASE = calibration(UNCALIBRATED)
 

@@ -12,6 +12,8 @@ import pytest
 
 from planner.basics import command
 from planner.cli import EXAMPLES, planner, question_params
+from planner.spec import presets
+from planner.spec.huggingface import config_dict
 from planner.spec.options import OPTIONS
 from planner.spec.plan import read_plan
 
@@ -81,6 +83,32 @@ def test_explain_shows_terms_collectives_and_formulas(capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     for part in ("MEMORY", "COLLECTIVES", "TIME", "all_gather", "product_seconds", "InfiniBand NDR"):
         assert part in out
+
+
+@pytest.mark.parametrize("command_", ["estimate", "recommend", "fit --what gpus", "cost --tokens 1M", "sweep"])
+def test_a_checkpoint_without_a_model_is_the_model(command_: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "my-llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config_dict(presets.model("tiny-llama"))))
+
+    assert (
+        run(*command_.split(), "--checkpoint", str(folder), "--tokenizer", "bytes", "--gpus", "2", "--method", "full")
+        == 0
+    )
+
+    out, err = capsys.readouterr()
+    assert out.startswith("my-llama")
+    assert f"note: the model is the checkpoint's, {folder}/config.json." in err.splitlines()
+
+
+@pytest.mark.parametrize("named", [(), ("--model", "tiny-llama")])
+def test_a_checkpoint_of_adapters_alone_is_no_model(
+    named: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "adapter_config.json").write_text("{}")
+
+    told = refused(capsys, "recommend", *named, "--checkpoint", str(tmp_path), "--tokenizer", "bytes")
+    assert told == f"error: checkpoint={tmp_path}: holds adapters alone, no model. Merge them into their model first."
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor.folder.checkpoint_policy import Policy, policy
+from executor.folder.checkpoint_policy import CheckpointSchedule, policy
 from planner.basics.errors import PlannerError
 from planner.parallelism import rules
 from planner.parallelism.rules import AXES, DEFAULTS, OF_AXIS, OFFLOAD
@@ -148,11 +148,15 @@ def test_a_domain_is_whole_nodes_or_a_part_that_divides_one() -> None:
 )  # fmt: skip
 def test_checkpoints_are_due_after_steps_or_a_time(every: str, steps: int | None, seconds: float | None) -> None:
     found = policy(every, None, None)
-    assert found == Policy(every=every) and (found.steps, found.seconds, found.keep_last) == (steps, seconds, 2)
+    assert found == CheckpointSchedule(every=every) and (found.steps, found.seconds, found.keep_last) == (
+        steps,
+        seconds,
+        2,
+    )
     assert policy(None, None, None) is None
     for last, kept in ((1, 1), (3, 3)):
-        assert policy(every, last, None) == Policy(every=every, keep_last=kept)
+        assert policy(every, last, None) == CheckpointSchedule(every=every, keep_last=kept)
     for words in ((every, 0, None), (every, None, 0), (None, 1, None), ("0", None, None), ("1d", None, None)):
         with pytest.raises(PlannerError):
             policy(*words)
-    assert policy(every, None, 1) == Policy(every=every, keep_every=1)
+    assert policy(every, None, 1) == CheckpointSchedule(every=every, keep_every=1)

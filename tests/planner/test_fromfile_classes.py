@@ -47,7 +47,7 @@ ANSWERED: dict[str, tuple[str, dict[str, Any]]] = {
     "ds_bert_zero1.json": ("--model 1b", {"verdict": {"at most"}, "fits": None, "strategy": "zero1"}),
     "ds_mismatch.json": ("--model 1b", {"verdict": {"yes"}, "strategy": "zero3"}),
     "ds_z3_auto.json": ("--model 8b --gpus 8", {"verdict": {"yes"}, "strategy": "zero3"}),
-    "ax_torchao8.yaml": ("--gpus 8", {"verdict": {"likely"}, "strategy": "fsdp"}),
+    "ax_torchao8.yaml": ("--gpus 8", {"verdict": {"yes"}, "strategy": "fsdp"}),
     "axolotl_hsdp_tp.yaml": ("", {"verdict": {"yes"}, "runtime": "transformers-tp"}),
     "acc_fsdp2_tp.yaml": ("--model 8b", {"verdict": {"yes"}, "runtime": "transformers-tp"}),
     "ds_autotp.json": ("--model 8b --gpus 4", {"verdict": {"yes"}, "runtime": "deepspeed-autotp"}),

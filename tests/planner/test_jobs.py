@@ -12,7 +12,7 @@ from planner.ask.options import question
 from planner.ask.question import Question, case_of
 from planner.basics.errors import PlannerError
 from planner.decide.strategies import answer
-from planner.engines import engine_of
+from planner.engines import deepspeed_common, engine_of
 from planner.figures.memory import memory_breakdown
 from planner.figures.passes import matmul_rate, peak_flops
 from planner.figures.steptime import step_time, throughput
@@ -135,7 +135,7 @@ def test_fp16_holds_what_bf16_holds_but_zero_1_and_2_accumulate_in_its_own_forma
 
 
 def test_deepspeed_fp16_is_the_zero_papers_2_2_12():
-    states = engine_of("deepspeed").states(ask(ZERO[1], precision="fp16"))  # type: ignore[attr-defined]
+    states = deepspeed_common.states(ask(ZERO[1], precision="fp16"))
 
     assert (states.weight, states.grad, states.optimizer) == (2, 2, 12)
 

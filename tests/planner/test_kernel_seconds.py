@@ -20,12 +20,11 @@ from planner.figures.kernels.attention import attention_bytes, attention_kernel_
 from planner.figures.kernels.collectives import across_seconds, domain_seconds, log2_up, shared_cards_rate
 from planner.figures.kernels.device import Device, device_of, named
 from planner.figures.kernels.experts import expert_rows, experts_seconds, grouped_seconds, routed
-from planner.figures.kernels.moving import moving_seconds
 from planner.figures.kernels.products import Product, cast_seconds, kernel_seconds, product_seconds, products_seconds
 from planner.figures.kernels.step import formats_known
 from planner.figures.kernels.waves import bounded_seconds, cold_bytes, held_back_seconds, waves_of
 from planner.spec import presets
-from planner.spec.kernel_times import FOLDER, KernelTimes, MemoryTimes, ProductTimes, folders, kernel_times
+from planner.spec.kernel_times import FOLDER, KernelTimes, ProductTimes, folders, kernel_times
 
 PLAIN = ProductTimes(
     format="bf16", stepped=1.0, tile_s=0.0, launch_s=0.0, memory_share=1.0, flop_j=1e-30, byte_j=1e-30, settle_s=0.0,
@@ -258,12 +257,6 @@ def test_experts_that_nobody_tuned_run_the_first_kernel_of_the_list():
     one = other.times.expert("bf16")
     alike = [experts_seconds(rows, 1200, 4096, 1536, 2, 128, other, one, tuned=tuned) for tuned in (1.0, 0.0)]
     assert alike[0] == alike[1]  # nobody says how its first kernel does
-
-
-def test_kernels_that_move_bytes():
-    one = MemoryTimes(kind="plain", share=0.5, launch_s=2e-6, source="by hand")
-    device = msgspec.structs.replace(TEN, bytes_per_s=1e9)
-    assert moving_seconds(1e6, 3, device, one) == pytest.approx(6e-6 + 2e-3)
 
 
 def test_collectives_grow_with_bytes_and_change_protocol():

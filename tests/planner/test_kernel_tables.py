@@ -6,6 +6,7 @@ Not here: the formulas by hand (test_kernel_seconds.py), or kernels left out (`m
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -14,16 +15,16 @@ import numpy as np
 import pytest
 
 from planner.basics import command
-from planner.calibrate.kernels.fit import by_best, fit
 from planner.calibrate.kernels.predict import Answer, answers, grouped, seconds_of
 from planner.calibrate.kernels.score import summary
 from planner.calibrate.kernels.tables import KernelRow, read
-from planner.calibrate.kernels.tuning import Case, untuned
 from planner.cli import planner
 from planner.figures.kernels.device import named
 from planner.spec.kernel_times import kernel_times
 from scripts.kernels import gaussian_process, judge
 from scripts.kernels.measured import Measured, measured
+from tests.truth.kernel_fits.fit import by_best, fit
+from tests.truth.kernel_fits.tuning import Case, is_untuned, untuned
 
 TRUTH = Path(__file__).resolve().parents[1] / "truth" / "kernels"
 TABLES = ("matmul", "attention", "experts", "collectives", "training_ops")
@@ -176,6 +177,14 @@ def test_a_plan_says_which_experts_were_tuned():
     assert not [case for case in untuned() if case.file == "bfloat16_3072_1024_64"]  # which no other shares
     ones = [case for case in untuned() if case.experts == case.expert_ranks]
     assert ones  # "..._1" is how "..._16" begins
+
+
+def test_the_table_s_column_is_what_the_plan_says():
+    with (TRUTH / "experts.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+
+    assert [row["untuned"] for row in rows] == ["1" if is_untuned(row) else "" for row in rows]
+    assert sum(row["untuned"] == "1" for row in rows) > 90
 
 
 @pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "h200-141gb"])

@@ -267,7 +267,7 @@ def test_adapters_with_dropout_or_on_a_part_of_a_function_are_pefts() -> None:
 
 def test_backward_of_an_unsloth_mlp_makes_the_products_gradient_alone() -> None:
     """The gradient that came is as large as the output that is sent and counted with what is kept; gate, up and the
-    input have theirs in their own place. peft's modules hold more than twice as much."""
+    input have theirs in their own place. peft's modules hold more than twice that."""
 
     def most(compute: Compute) -> float:
         moments = walk(LLAMA, compute, replace(MIDDLE, layers=1)).moments

@@ -142,6 +142,54 @@ def test_a_soft_cap_keeps_its_tanh_and_sinks_the_place_of_each_row_s_largest() -
     assert sunk == Size(per_token=3 * Q + (8.0 + 2.0) * HEADS, per_pair=2.0 * HEADS)
 
 
+@pytest.mark.parametrize(
+    ("device", "forward", "backward"),
+    [
+        ({"on_cpu": True}, 2 + 4 + 4, 4 + 4 + 4),
+        ({}, 2 + 4 + 4, 4 + 4 + 4 + 4),
+        ({"fuses_conversion": True}, 2 + 4 + 2, 4 + 4 + 4 + 2),
+    ],
+    ids=["cpu", "gpu", "gpu-fp16"],
+)
+def test_peaks_at_a_softmax_in_fp32(device: dict[str, bool], forward: int, backward: int) -> None:
+    """Bytes a pair and head. Forward: masked scores, what they are converted to, the softmax; in fp16 a GPU converts
+    nothing, and the softmax's narrow copy comes after it. Backward: the softmax, its gradient, on a GPU their product,
+    and the gradient of what the softmax read."""
+    tape = Tape()
+    inputs = [tape.new(Size(per_token=Q), needs_grad=True) for _ in range(3)]
+    output = written_out_attention(tape, *inputs, TINY, msgspec.structs.replace(HALF, **device), HEADS, 1)
+    began = len(tape.moments)
+    tape.backward(output, output.size)
+
+    moments = (tape.moments[:began], tape.moments[began:])
+    peaks = [max(sum(size.per_pair for size in moment.live) for moment in phase) for phase in moments]
+    assert peaks == [forward * HEADS, backward * HEADS]
+
+
+@pytest.mark.parametrize(("on_cpu", "backward"), [(True, 4 + 4 + 4), (False, 4 + 4 + 4 + 4)])
+def test_pytorch_s_own_attention_multiplies_the_softmax_by_its_gradient_on_a_gpu(on_cpu: bool, backward: int) -> None:
+    tape = Tape()
+    inputs = [tape.new(Size(per_token=Q), needs_grad=True) for _ in range(3)]
+    output = math_attention(tape, *inputs, heads=HEADS, groups=1, element_bytes=2.0, on_cpu=on_cpu)
+    began = len(tape.moments)
+    tape.backward(output, output.size)
+
+    assert max(sum(size.per_pair for size in moment.live) for moment in tape.moments[began:]) == backward * HEADS
+
+
+def test_only_a_gpu_s_softmax_of_fp16_converts_nothing() -> None:
+    def converts_nothing(gpu: Any, precision: Any) -> bool:
+        cluster = msgspec.structs.replace(NODE, gpu=msgspec.structs.replace(NODE.gpu, kind=gpu))
+        layout = Layout(engine="ddp", dp_replicate=8)
+        case = Case(TINY, TrainingJob(precision=precision), layout, cluster, presets.runtime("accelerate-ddp"))
+        return engine_of("ddp").compute(case).fuses_conversion
+
+    assert converts_nothing("cuda", "fp16") and converts_nothing("hip", "fp16")
+    assert not any(
+        (converts_nothing("cuda", "bf16"), converts_nothing("cuda", "fp32"), converts_nothing("cpu", "fp16"))
+    )
+
+
 @pytest.mark.parametrize("element_bytes", [2.0, 4.0])
 def test_pytorch_s_own_attention_keeps_fp32_copies(element_bytes: float) -> None:
     """q, and k and v for every head, at 4 bytes; the softmax at 4 bytes a pair and head; the result as q came."""
@@ -249,13 +297,14 @@ def test_megatron_keeps_16_bit_weights_and_fp32_gradients_masters_and_moments() 
 def test_zero_s_paper_gathers_weights_and_scatters_gradients_and_copies_sum_their_share() -> None:
     """4 bytes of gradient, 2 of weight; over replicas what a shard has: an eighth at stage 1, all of it at 0."""
     elements = 2 * (64 * 64 * 2 + 2 * 32 * 64 + 3 * 176 * 64 + 2 * 64) + 2 * 512 * 64 + 64
-    found = {(call.op, call.axis): call.payload_bytes for call in model_parallel.ideal(megatron(dp_shard=8))}
+    found = {(call.op, call.axis): call.payload_bytes for call in engine_of("megatron").ideal(megatron(dp_shard=8))}
     assert found["reduce_scatter", "dp_shard"] == 4 * elements
     assert found["all_gather", "dp_shard"] == 2 * elements
     assert found["all_reduce", "dp_replicate"] == 4 * elements / 8
 
     found = {
-        (call.op, call.axis): call.payload_bytes for call in model_parallel.ideal(megatron(dp_shard=8, zero_stage=0))
+        (call.op, call.axis): call.payload_bytes
+        for call in engine_of("megatron").ideal(megatron(dp_shard=8, zero_stage=0))
     }
     assert found["all_reduce", "dp_shard"] == 4 * elements
     assert found["all_reduce", "dp_replicate"] == 4 * elements

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from planner.basics.errors import PlannerError
-from planner.engines import engine_of, megatron, model_parallel
+from planner.engines import engine_of, model_parallel
 from planner.figures.memory import peak_bytes
 from planner.figures.passes import peak_flops
 from planner.inventory import narrow
@@ -115,7 +115,7 @@ def test_delayed_scaling_remembers_the_largest_values_of_every_module() -> None:
 
 def test_new_weights_are_gathered_in_8_bits_where_nothing_else_is_held() -> None:
     def gathered(precision: str, **more: Any) -> float:
-        calls = megatron.collectives(case(precision, cluster=BLACKWELL, **more))
+        calls = engine_of("megatron").collectives(case(precision, cluster=BLACKWELL, **more))
         return sum(float(one.payload_bytes) for one in calls if one.op == "all_gather" and one.axis == "dp_shard")
 
     matrices = 32 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336)
@@ -140,14 +140,17 @@ def test_gradients_and_averages_in_16_bits_take_half_of_what_fp32_takes(precisio
     assert found["params"] == wide["params"]
     assert found["grads"] == 2 * elements == wide["grads"] / 2
     assert found["optimizer"] == (4 + 2 + 2) * elements / 8  # a master weight in fp32, two averages in 16 bits
-    reduced = [one.payload_bytes for one in megatron.collectives(narrow_ones) if one.op == "reduce_scatter"]
+    reduced = [
+        one.payload_bytes for one in engine_of("megatron").collectives(narrow_ones) if one.op == "reduce_scatter"
+    ]
     assert reduced == [2 * elements]
 
 
 def test_a_step_takes_narrow_gradients_in_fp32_copies() -> None:
     elements = 2 * 128256 * 4096 + 65 * 4096 + 32 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336)
     wide, copied = (
-        dict(megatron.outside(case("bf16", **more)))["optimizer"] for more in ({}, {"narrow_gradients": True})
+        dict(engine_of("megatron").outside(case("bf16", **more)))["optimizer"]
+        for more in ({}, {"narrow_gradients": True})
     )
 
     assert "temporaries" not in wide and copied["temporaries"] == 4 * elements / 8
@@ -171,7 +174,7 @@ def test_products_run_at_the_rate_of_their_format() -> None:
 )
 def test_what_no_recipe_has_is_refused(one: Case, said: str) -> None:
     with pytest.raises(PlannerError, match=said):
-        check(one, megatron.rules)
+        check(one, engine_of("megatron").rules)
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "torchtitan", "nanotron", "deepspeed"])

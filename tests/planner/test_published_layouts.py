@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.engines import megatron
+from planner.engines import engine_of
 from planner.figures.memory import device_bytes, memory_breakdown
 from planner.figures.steptime import step_time, throughput
 from planner.inventory import parameters
@@ -83,7 +83,7 @@ def v3(*modules: str) -> Case:
 
 def test_deepseek_v3_is_answered_on_2048_gpus_as_it_was_trained() -> None:
     one = v3("mla_up_proj", "layernorm", "moe_act")
-    check(one, megatron.rules)
+    check(one, engine_of("megatron").rules)
 
     assert round(parameters(V3) / 1e9) == 671
     assert [sum(stage.layers) for stage in one.every_stage()] == [4] * 15 + [1]

@@ -13,7 +13,7 @@ import pytest
 
 from planner.basics.errors import PlannerError
 from planner.basics.quantities import names
-from planner.engines import engine_of, megatron
+from planner.engines import engine_of
 from planner.figures.memory import peak_bytes
 from planner.figures.work import unit_work
 from planner.inventory import second_products, unit_weights
@@ -133,7 +133,7 @@ def test_a_peak_is_lower_with_every_module_that_is_made_again(module: str) -> No
 )
 def test_modules_that_a_model_lacks_are_refused(one: Case, said: str) -> None:
     with pytest.raises(PlannerError, match=said):
-        check(one, megatron.rules)
+        check(one, engine_of("megatron").rules)
 
 
 def test_names_are_read_between_commas() -> None:

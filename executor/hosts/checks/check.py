@@ -1,4 +1,4 @@
-"""Ask every host of a plan, in three questions, and join what they say: facts, then who reaches node 0, then an
+"""Check every host of a plan in three rounds, and compare their answers: facts, then who reaches node 0, then an
 all-reduce over all ranks. A host that does not answer hides no other.
 
 Works over any contact with the hosts, one that starts processes elsewhere or this machine alone. Not here: what a host
@@ -19,11 +19,11 @@ import msgspec
 from executor.folder import joining
 from executor.hosts import ssh
 from executor.hosts.checks import compare, host
-from executor.hosts.checks.host import Answer, Request
-from executor.hosts.hosts import Machine
+from executor.hosts.checks.host import CheckReply, CheckRequest
+from executor.hosts.hosts import HostEntry
 from executor.launchers import local
-from executor.preflight.findings import Finding, Row
-from executor.run.prepare import Options
+from executor.preflight.findings import Finding, NodeFinding
+from executor.run.prepare import RunOptions
 from executor.system import address
 from executor.system.environment import added, is_secret
 from executor.system.frames import Message
@@ -42,37 +42,37 @@ PASSED_ON = ("NCCL_", "GLOO_", "TORCH_NCCL_")
 """Variables of --env that change how ranks reach each other."""
 NEEDED = {"reach": ("master", "interface"), "reduce": ("master", "interface", "software", "devices")}
 """Checks without which a later question has no answer."""
-HERE = Machine("this machine")
+HERE = HostEntry("this machine")
 
 
-class Contact(Protocol):
-    """What reaches hosts: requests by node go out together, answers come as they come."""
+class Transport(Protocol):
+    """A way to reach hosts: sends the requests of all nodes at once, and yields replies in the order they arrive."""
 
-    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterable[ssh.Answer]:
+    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterable[ssh.HostReply]:
         """Every host's answer or error, once."""
 
 
 class ThisMachine:
     """The contact with this machine alone, as node 0."""
 
-    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[ssh.Answer]:
+    def ask(self, requests: dict[int, dict[str, Any]], timeout_s: float) -> Iterator[ssh.HostReply]:
         """Its answer."""
         for place, request in requests.items():
             try:
-                yield ssh.Answer(place, HERE, host.answer(request))
+                yield ssh.HostReply(place, HERE, host.answer(request))
             except PlannerError as error:
-                yield ssh.Answer(place, HERE, error=error)
+                yield ssh.HostReply(place, HERE, error=error)
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckTable:
     """All rows, in the order of checks, then nodes; how long each question took."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[NodeFinding, ...]
     seconds: dict[str, float]
 
     @property
-    def failed(self) -> list[Row]:
+    def failed(self) -> list[NodeFinding]:
         """Rows that keep a run from starting."""
         return [one for one in self.rows if one.status == "fail"]
 
@@ -88,10 +88,10 @@ class Checked:
 
 
 def checked(
-    contact: Contact,
+    contact: Transport,
     names: Sequence[str],
     plan: Plan,
-    options: Options,
+    options: RunOptions,
     *,
     ranks: int,
     master: str | None = None,
@@ -99,12 +99,12 @@ def checked(
     all_reduce: bool = True,
     debug: bool = False,
     copied: bool = False,
-) -> Checked:
+) -> CheckTable:
     """Every row of a plan on the hosts `names`, node 0 first, each of which starts `ranks`. `copied`: hosts that do not
     see the run folder are given one of their own."""
     request = _request(plan, options, ranks, len(names), master, port, debug=debug)
     asking = _Asking(contact, names, msgspec.structs.replace(request, copied=copied))
-    rows, here = list[Row](), {"code": joining.code_digest(), "plan": plan.content_hash}
+    rows, here = list[NodeFinding](), {"code": joining.code_digest(), "plan": plan.content_hash}
     facts = asking.step("facts", range(len(names)), rows)
     rows += compare.rows_of_facts(facts, here) + compare.rows_of_findings(facts)
     if len(names) > 1 and master is not None and 0 in (able := _able(facts, "reach")):
@@ -116,21 +116,21 @@ def checked(
         reduced = asking.step("reduce", range(len(names)), rows)
         rows += compare.rows_of_reduce(reduced, ranks, _predicted(plan, ranks * len(names)))
     elif all_reduce and ranks * len(names) > 1:
-        why = Finding(check="all-reduce", status="skip", measured="not asked: a check before it failed")
+        why = Finding(check="all-reduce", status="skip", measured="skipped: an earlier check failed")
         rows += [compare.row(why, node, name) for node, name in enumerate(names)]
-    return Checked(_ordered(rows), asking.seconds)
+    return CheckTable(_ordered(rows), asking.seconds)
 
 
 @dataclass
 class _Asking:
-    contact: Contact
+    contact: Transport
     names: Sequence[str]
-    request: Request
+    request: CheckRequest
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def step(self, step: str, nodes: Iterable[int], rows: list[Row]) -> dict[int, Answer]:
+    def step(self, step: str, nodes: Iterable[int], rows: list[NodeFinding]) -> dict[int, CheckReply]:
         """Ask these nodes one question; those without an answer become rows."""
-        began, answers, errors = time.monotonic(), dict[int, Answer](), dict[int, PlannerError]()
+        began, answers, errors = time.monotonic(), dict[int, CheckReply](), dict[int, PlannerError]()
         asked = sorted(nodes)
         requests = {}
         for node in asked:
@@ -151,23 +151,23 @@ class _Asking:
         return answers
 
 
-def _read(said: ssh.Answer) -> tuple[Answer | None, PlannerError | None]:
+def _read(said: ssh.HostReply) -> tuple[CheckReply | None, PlannerError | None]:
     if said.value is None:
         return None, said.error
     try:
-        return msgspec.convert(said.value, Answer), None
+        return msgspec.convert(said.value, CheckReply), None
     except msgspec.ValidationError as error:
         rule, fix = f"is of another version ({error})", "Install the same meshwright on every node"
         return None, PlannerError("answer", None, rule, fix, exit_code=3)
 
 
 def _request(
-    plan: Plan, options: Options, ranks: int, nodes: int, master: str | None, port: int, *, debug: bool
-) -> Request:
+    plan: Plan, options: RunOptions, ranks: int, nodes: int, master: str | None, port: int, *, debug: bool
+) -> CheckRequest:
     given = added(options.env, os.environ)
     env = [f"{name}={value}" for name, value in given.items() if name.startswith(PASSED_ON) and not is_secret(name)]
     token = secrets.token_hex(16)
-    return Request(
+    return CheckRequest(
         step="facts",
         node=0,
         nodes=nodes,
@@ -178,14 +178,14 @@ def _request(
         script=options.script,
         env=tuple(env),
         master=master,
-        port=port or local.hold_port(local.Hosts("join", ()), token).number,
+        port=port or local.hold_port(local.LaunchedNodes("join", ()), token).number,
         token=token,
         debug=debug,
         place=options.place,
     )
 
 
-def _able(facts: Mapping[int, Answer], step: str) -> list[int]:
+def _able(facts: Mapping[int, CheckReply], step: str) -> list[int]:
     """The nodes that can take part in a later question."""
     return [
         node
@@ -210,12 +210,12 @@ ORDER = (
 """Checks as a table shows them; others (contents of inputs) come after the data."""
 
 
-def _ordered(rows: list[Row]) -> tuple[Row, ...]:
+def _ordered(rows: list[NodeFinding]) -> tuple[NodeFinding, ...]:
     places = {name: place for place, name in enumerate(ORDER)}
     return tuple(sorted(rows, key=lambda one: (places.get(one.check, places["checkpoint"] + 0.5), one.check, one.node)))
 
 
-def place_of(contact: ssh.Contact, master: str | None) -> tuple[list[Row], str | None, int]:
+def place_of(contact: ssh.Connections, master: str | None) -> tuple[list[NodeFinding], str | None, int]:
     """(failed rows where the hosts have no address to meet at, node 0's address as far as it is known, its port).
     `master` is node 0's HOST[:PORT] where a person gave one."""
     asked = contact.ask({"kind": "look", "port": local.FIRST_PORT}, LOOK_S)
@@ -224,7 +224,7 @@ def place_of(contact: ssh.Contact, master: str | None) -> tuple[list[Row], str |
     return rows, *_place(looks, master, rows)
 
 
-def _meeting(looks: dict[int, Message], names: Sequence[str]) -> list[Row]:
+def _meeting(looks: dict[int, Message], names: Sequence[str]) -> list[NodeFinding]:
     """A failed row where the hosts have no address to meet at."""
     if 0 not in looks or len(names) < 2:
         return []
@@ -235,8 +235,8 @@ def _meeting(looks: dict[int, Message], names: Sequence[str]) -> list[Row]:
     return []
 
 
-def _place(looks: dict[int, Message], master: str | None, rows: list[Row]) -> tuple[str | None, int]:
-    """Where node 0 is to be reached, as far as that is known."""
+def _place(looks: dict[int, Message], master: str | None, rows: list[NodeFinding]) -> tuple[str | None, int]:
+    """The address of node 0, if it is known."""
     if 0 not in looks or rows:
         return None, 0
     port = int(looks[0]["port"])

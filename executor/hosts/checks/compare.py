@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from executor.hosts.checks.host import Answer
-from executor.preflight.findings import RULES, Finding, Row, differing, refused, rule_of
+from executor.hosts.checks.host import CheckReply
+from executor.preflight.findings import RULES, Finding, NodeFinding, differing, refused, rule_of
 from planner.basics.errors import PlannerError, shortened
 from planner.basics.units import format_seconds
 
 OTHER_S, FAR_S = 1.0, 60.0
-"""How far two clocks may be apart: beyond the first, who failed first may be told wrongly; beyond the second, times of
-files and certificates are wrong too."""
+"""How far two clocks may be apart: beyond the first, the wrong rank may be named as the first to fail; beyond the
+second, times of files and certificates are wrong too."""
 SHOWN = 20
 """Characters of a version or digest."""
 
 
-def rows_of_facts(answers: Mapping[int, Answer], here: Mapping[str, str]) -> list[Row]:
+def rows_of_facts(answers: Mapping[int, CheckReply], here: Mapping[str, str]) -> list[NodeFinding]:
     """A row for each node and fact. `here` are facts of who asks, which all have to share."""
     facts = {node: one.facts for node, one in answers.items()}
     names = dict.fromkeys([*RULES, *(name for one in facts.values() for name in one)])
@@ -32,18 +32,18 @@ def rows_of_facts(answers: Mapping[int, Answer], here: Mapping[str, str]) -> lis
     return rows
 
 
-def rows_of_findings(answers: Mapping[int, Answer]) -> list[Row]:
+def rows_of_findings(answers: Mapping[int, CheckReply]) -> list[NodeFinding]:
     """Every host's own findings."""
     return [row(found, node, one.host) for node, one in sorted(answers.items()) for found in one.findings]
 
 
-def rows_of_refusals(errors: Mapping[int, PlannerError], names: Sequence[str], check: str) -> list[Row]:
+def rows_of_refusals(errors: Mapping[int, PlannerError], names: Sequence[str], check: str) -> list[NodeFinding]:
     """A failed row for each host that gave no answer."""
     return [row(refused(check, error), node, names[node]) for node, error in sorted(errors.items())]
 
 
-def rows_of_clocks(answers: Mapping[int, Answer]) -> list[Row]:
-    """How far each clock is from node 0's, where the node reached it."""
+def rows_of_clocks(answers: Mapping[int, CheckReply]) -> list[NodeFinding]:
+    """The offset of each node's clock from node 0's, where the node reached it."""
     rows = []
     for node, one in sorted(answers.items()):
         if one.ahead_s is None:
@@ -54,18 +54,18 @@ def rows_of_clocks(answers: Mapping[int, Answer]) -> list[Row]:
         if apart < OTHER_S:
             rows.append(row(Finding(check="clock", status="pass", measured=measured), node, one.host))
             continue
-        told = Finding(
+        doubt = Finding(
             check="clock",
             status="warn" if apart < FAR_S else "fail",
             measured=measured,
-            rule="who failed first is told by the nodes' clocks, and so is the age of shared files",
+            rule="the nodes' clocks decide which rank failed first, and the age of shared files",
             fix="Set it by a time server: chronyc makestep, or timedatectl set-ntp true",
         )
-        rows.append(row(told, node, one.host))
+        rows.append(row(doubt, node, one.host))
     return rows
 
 
-def rows_of_reduce(answers: Mapping[int, Answer], ranks: int, predicted: float | None) -> list[Row]:
+def rows_of_reduce(answers: Mapping[int, CheckReply], ranks: int, predicted: float | None) -> list[NodeFinding]:
     """The all-reduce as each host's ranks saw it; `predicted` are the seconds that the plan's links make of it."""
     rows, names = [], {node: one.host for node, one in answers.items()}
     everyone = [one for answer in answers.values() for one in answer.reduced]
@@ -81,22 +81,22 @@ def rows_of_reduce(answers: Mapping[int, Answer], ranks: int, predicted: float |
     return rows
 
 
-def row(found: Finding, node: int, host: str) -> Row:
+def row(found: Finding, node: int, host: str) -> NodeFinding:
     """A finding of a node."""
     fields = {name: getattr(found, name) for name in Finding.__struct_fields__}
-    return Row(node=node, host=host, **fields)
+    return NodeFinding(node=node, host=host, **fields)
 
 
 def _compared(
-    name: str, node: int, answers: Mapping[int, Answer], odd: Mapping[int, str], here: Mapping[str, str]
-) -> Row:
+    name: str, node: int, answers: Mapping[int, CheckReply], odd: Mapping[int, str], here: Mapping[str, str]
+) -> NodeFinding:
     one = answers[node]
     value = _short(one.facts[name])
     if node not in odd:
         return row(Finding(check=name, status="pass", measured=value), node, one.host)
     status, fix = rule_of(name)
     if name in here:
-        who = "this machine, which asks,"
+        who = "this machine"
     else:
         who = next(other.host for place, other in sorted(answers.items()) if other.facts.get(name) == odd[node])
     rule = f"{who} has {_short(odd[node])}"
@@ -111,28 +111,29 @@ def _passed(size: int, seconds: float, ranks: int, predicted: float | None) -> F
         return Finding(check="all-reduce", status="pass", measured=measured)
     planned = f"{share * size / predicted / 1e9:.3g} GB/s"
     if seconds > 2 * predicted:
-        rule = f"the plan's links give {planned}, more than twice as much"
+        rule = f"the plan's links give {planned}, more than twice that"
         fix = "Look for a slower interface or a busy network; measure the links with executor probe"
         return Finding(check="all-reduce", status="warn", measured=measured, rule=rule, fix=fix)
     return Finding(check="all-reduce", status="pass", measured=f"{measured}, {planned} by the plan's links")
 
 
 def _blocked(blocked: Mapping[str, Sequence[int]], node: int, names: Mapping[int, str]) -> Finding:
-    """Whom a node does not reach on the ports that ranks open; of a node that reaches all others nothing is known."""
+    """The nodes that one node does not reach on the ports that ranks open; skipped for a node that reaches all
+    others."""
     others = [names.get(one, f"node {one}") for one in blocked.get(str(node), ())]
     if not others:
-        return Finding(check="all-reduce", status="skip", measured="not tried: other nodes do not reach each other")
-    rule = f"does not reach {', '.join(others)} on ports of ranks' own, of any number from 1024 up"
+        return Finding(check="all-reduce", status="skip", measured="skipped: other nodes do not reach each other")
+    rule = f"does not reach {', '.join(others)} on the ports that ranks use, any from 1024 up"
     fix = "Open every TCP port between the nodes, on the interface of the row above"
     return Finding(check="all-reduce", status="fail", field="all-reduce", rule=rule, fix=fix)
 
 
 def _failed(said: Mapping[str, object], ranks: int, names: Mapping[int, str]) -> Finding:
     missing = said.get("missing")
-    rule, fix = str(said["error"]), "Look at the rows above, or ask again with --debug-network"
+    rule, fix = str(said["error"]), "Look at the rows above, or check again with --debug-network"
     if isinstance(missing, list):
         nodes = sorted({rank // ranks for rank in missing})
-        rule = f"ranks {missing} ({', '.join(names.get(one, f'node {one}') for one in nodes)}) did not come"
+        rule = f"ranks {missing} ({', '.join(names.get(one, f'node {one}') for one in nodes)}) did not join"
     elif isinstance(found := said.get("cause"), (list, tuple)):
         rule, fix = f"{found[0]} ({said.get('line')})", str(found[1])
     elif said.get("unreached"):

@@ -1,4 +1,4 @@
-"""What one host says of itself for a plan: its own checks, and facts that are compared with those of other hosts.
+"""One host's answers for a plan: its own checks, and facts that are compared with those of other hosts.
 
 A request and an answer are JSON; the function runs on the host, whatever brought the request there. Not here: the
 checks of one machine (executor.run.prepare), or what follows of all answers (compare.py).
@@ -28,7 +28,7 @@ from executor.launchers import local
 from executor.preflight.causes import cause
 from executor.preflight.findings import Finding, asked
 from executor.preflight.preflight import Check, visible_cards
-from executor.run.prepare import Options, check_room, host_checks
+from executor.run.prepare import RunOptions, check_room, host_checks
 from executor.system import address, environment, facts
 from executor.system.processes import RUN_ID_VARIABLE
 from planner.basics.errors import PlannerError
@@ -45,8 +45,8 @@ REDUCE_S, RANK_S = 30.0, 1 / 16
 REDUCED_BYTES = 16 * 2**20
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host is asked as `node` of so many, which starts `ranks`. `plan` is plan.json, `master` node 0's address,
+class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The questions to the host that is `node` and starts `ranks`. `plan` is plan.json, `master` node 0's address,
     `expected` the nodes that will call node 0.
 
     `copied`: a host that does not see `run_dir` keeps the run's files in `place`, or in its user's cache.
@@ -71,7 +71,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     place: str | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class CheckReply(msgspec.Struct, frozen=True, kw_only=True):
     """`facts` are compared by name between the nodes; `ahead_s` is how far this clock is ahead of node 0's, `reduced`
     what each of this host's ranks said of the all-reduce."""
 
@@ -87,20 +87,20 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """One step's answer of this host. PlannerError for a request that is none, or a plan that cannot be read here."""
     try:
-        asking = msgspec.convert(request, Request)
+        asking = msgspec.convert(request, CheckRequest)
     except msgspec.ValidationError as error:
         fix = "Use the same meshwright on every node"
-        raise PlannerError("request", None, f"is none of this version ({error})", fix, exit_code=3) from None
+        raise PlannerError("request", None, f"is not of this version ({error})", fix, exit_code=3) from None
     plan = decode_plan(asking.plan.encode())
     steps = {"facts": _facts, "reach": _reach, "reduce": _reduce}
-    found: Answer = steps[asking.step](asking, plan)
+    found: CheckReply = steps[asking.step](asking, plan)
     made: dict[str, Any] = msgspec.to_builtins(found)
     return made
 
 
-def _facts(asking: Request, plan: Plan) -> Answer:
+def _facts(asking: CheckRequest, plan: Plan) -> CheckReply:
     """This host's own checks, and what is compared."""
-    options = Options(
+    options = RunOptions(
         _kept_in(asking),
         asking.nodes,
         save_weights=asking.save_weights,
@@ -115,26 +115,26 @@ def _facts(asking: Request, plan: Plan) -> Answer:
         Check("interface", lambda: _interface(asking, plan)),
     ]
     known = versions() | {"code": joining.code_digest(), "plan": plan.content_hash} | _contents(plan) | _cards(asking)
-    return Answer(node=asking.node, host=socket.gethostname(), findings=asked(checks), facts=known)
+    return CheckReply(node=asking.node, host=socket.gethostname(), findings=asked(checks), facts=known)
 
 
-def _reach(asking: Request, plan: Plan) -> Answer:
+def _reach(asking: CheckRequest, plan: Plan) -> CheckReply:
     """Node 0 listens on the run's port, the others call it."""
     ahead: list[float] = []
     check = Check("reach", lambda: _called(asking, plan, ahead))
     if asking.node == 0:  # bound and listening before anything else is done: the others call at the same time
         check = Check("port", lambda: _listened(asking))
     found = asked([check])
-    return Answer(node=asking.node, host=socket.gethostname(), findings=found, ahead_s=ahead[0] if ahead else None)
+    return CheckReply(node=asking.node, host=socket.gethostname(), findings=found, ahead_s=ahead[0] if ahead else None)
 
 
-def _listened(asking: Request) -> str:
+def _listened(asking: CheckRequest) -> str:
     missing = network.Listener(asking.port, asking.token, frozenset(asking.expected)).wait()
     local.keep(asking.port)  # for the run that may follow
     return f"{asking.port} free, {len(asking.expected) - len(missing)} of {len(asking.expected)} nodes called"
 
 
-def _called(asking: Request, plan: Plan, ahead: list[float]) -> str:
+def _called(asking: CheckRequest, plan: Plan, ahead: list[float]) -> str:
     place = _place(asking)
     chosen = network.interface(place, plan.cluster.gpu.kind, environment.added(asking.env, os.environ))
     source = _source(place, chosen)
@@ -150,7 +150,7 @@ def _called(asking: Request, plan: Plan, ahead: list[float]) -> str:
     return f"{place.master}:{asking.port} in {format_seconds(found.round_trip_s)}"
 
 
-def _source(place: address.Place, chosen: str) -> str:
+def _source(place: address.NodeAddress, chosen: str) -> str:
     """The address that ranks on an interface have, of the family of node 0's."""
     if chosen == place.interface:
         return place.address
@@ -159,11 +159,11 @@ def _source(place: address.Place, chosen: str) -> str:
     return next((one for one, name in own if name == chosen and (":" in one) == six), place.address)
 
 
-def _reduce(asking: Request, plan: Plan) -> Answer:
+def _reduce(asking: CheckRequest, plan: Plan) -> CheckReply:
     """One process that imports torch and becomes this host's ranks; what each of them says."""
     local.let_go(asking.port)
     place, kind = _place(asking), plan.cluster.gpu.kind
-    host = local.Host(asking.node, socket.gethostname(), place.address, place.interface or None)
+    host = local.LaunchedNode(asking.node, socket.gethostname(), place.address, place.interface or None)
     given = environment.added(asking.env, os.environ)
     env = given | local.base_environment(asking.token, Path(asking.run_dir), host, asking.ranks, os.environ | given)
     env |= {name: given[name] for name in local.INTERFACES if name in given}
@@ -208,11 +208,11 @@ def _reduce(asking: Request, plan: Plan) -> Answer:
     last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), f"exit {process.returncode}")
     if not reduced:
         reduced = [{"rank": task["first"], "error": last}]
-    return Answer(node=asking.node, host=socket.gethostname(), reduced=reduced)
+    return CheckReply(node=asking.node, host=socket.gethostname(), reduced=reduced)
 
 
 def reduce_seconds(world: int) -> float:
-    """Most seconds of an all-reduce over so many ranks."""
+    """Time limit of an all-reduce over `world` ranks, in seconds."""
     return REDUCE_S + RANK_S * world
 
 
@@ -239,14 +239,14 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _room(asking: Request, plan: Plan, options: Options) -> str:
+def _room(asking: CheckRequest, plan: Plan, options: RunOptions) -> str:
     fix = "Name one elsewhere: --run-dir" + (", or add --no-save-weights" if options.save_weights else "")
     here = options.save_weights and asking.node == 0  # rank 0 writes them
     return check_room(plan, replace(options, save_weights=here), "--run-dir", fix)
 
 
-def _kept_in(asking: Request) -> Path:
-    """Where the run's files will be on this host, as far as can be known before there are any (executor.hosts.node)."""
+def _kept_in(asking: CheckRequest) -> Path:
+    """The folder of the run's files on this host, as far as it is known before they exist (executor.hosts.node)."""
     folder = Path(asking.run_dir)
     seen = folder.parent.is_dir() or not asking.copied
     if seen:
@@ -254,11 +254,11 @@ def _kept_in(asking: Request) -> Path:
     return (Path(asking.place).expanduser() if asking.place else Path(boot.cache()).parent / node.RUNS) / folder.name
 
 
-def _place(asking: Request) -> address.Place:
+def _place(asking: CheckRequest) -> address.NodeAddress:
     return address.find(address.Master.parse(asking.master) if asking.master else None, asking.node, asking.nodes)
 
 
-def _interface(asking: Request, plan: Plan) -> str:
+def _interface(asking: CheckRequest, plan: Plan) -> str:
     if _unknown(asking):
         return "n/a"
     try:
@@ -270,8 +270,8 @@ def _interface(asking: Request, plan: Plan) -> str:
     return f"{chosen}, {'speed n/a' if speed is None else f'{speed / 1e9:g} Gbit/s'}"
 
 
-def _unknown(asking: Request) -> bool:
-    """Whether there is no way to node 0 to look at: it is alone, or nobody knows where it is."""
+def _unknown(asking: CheckRequest) -> bool:
+    """Whether there is no path to node 0 to check: it is the only node, or its address is unknown."""
     return asking.nodes == 1 or asking.master is None
 
 
@@ -281,7 +281,7 @@ def _contents(plan: Plan) -> dict[str, str]:
     return {f"recipe.{one.field}": one.digest for one in inputs.resolved(plan).inputs if one.field not in known}
 
 
-def _cards(asking: Request) -> dict[str, str]:
+def _cards(asking: CheckRequest) -> dict[str, str]:
     cards = [facts.card_facts(card) for card in visible_cards()[: asking.ranks]]
     names = sorted({str(card["name"]) for card in cards if card.get("name")})
     drivers = {str(card["driver"]) for card in cards if card.get("driver")}

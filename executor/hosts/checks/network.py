@@ -1,6 +1,6 @@
 """Whether a node reaches node 0 on the run's port, over which interface, and how far apart their clocks are.
 
-Node 0 listens for as long as the question takes and answers nobody who does not know its token. Not here: where a node
+Node 0 listens while the check runs, and answers only callers that know its token. Not here: where a node
 is (executor.system.address), or what ranks send each other (executor.worker.probe.check_reduce).
 """
 
@@ -38,9 +38,9 @@ class Called(NamedTuple):
     ahead_s: float
 
 
-def interface(place: address.Place, kind: str, env: Mapping[str, str]) -> str:
-    """The interface that ranks are told to talk over: what `env` names for the plan's transport, else the one on the
-    way to node 0. Refuses (exit code 3) one that is not there, is down or has no address that others reach."""
+def interface(place: address.NodeAddress, kind: str, env: Mapping[str, str]) -> str:
+    """The interface that ranks use: the one that `env` names for the plan's transport, else the one on the way to node
+    0. Refuses (exit code 3) one that is not there, is down or has no address that others reach."""
     variable = "NCCL_SOCKET_IFNAME" if kind == "cuda" else "GLOO_SOCKET_IFNAME"
     named = env.get(variable)
     if not named:
@@ -80,7 +80,7 @@ class Listener:
         self._all = threading.Event()
 
     def wait(self, patience_s: float = LISTEN_S) -> frozenset[int]:
-        """Listen until every expected node has called, or for so long; the nodes that did not."""
+        """Listen until every expected node has connected, or for `patience_s`; returns those that have not."""
         deadline = time.monotonic() + patience_s
         with contextlib.closing(self._socket):
             while self.expected - self.called and time.monotonic() < deadline:
@@ -117,7 +117,9 @@ def _listening(port: int) -> socket.socket:
         return held
 
 
-def call(place: address.Place, port: int, token: str, node: int, source: str, patience_s: float = CALL_S) -> Called:
+def call(
+    place: address.NodeAddress, port: int, token: str, node: int, source: str, patience_s: float = CALL_S
+) -> Called:
     """Call node 0 from the address `source`. Refuses (exit code 3) with what was seen: nothing listens there, nothing
     answers, a firewall, another program."""
     deadline, why = time.monotonic() + patience_s, ""
@@ -151,17 +153,17 @@ def _called(master: str, port: int, token: str, node: int, source: str, timeout_
         before, began = time.time(), time.monotonic()
         there.sendall(f"{token} {node}\n".encode())
         try:
-            echoed, _, told = _line(there).partition(" ")
+            echoed, _, their_time = _line(there).partition(" ")
         except (TimeoutError, ConnectionResetError):
             raise ValueError from None
         round_trip = time.monotonic() - began
         if not hmac.compare_digest(echoed.encode(), token.encode()):
             raise ValueError
-        return Called(round_trip, before + round_trip / 2 - float(told))
+        return Called(round_trip, before + round_trip / 2 - float(their_time))
 
 
 def _silent(master: str) -> str:
-    """What silence on the port means: whether the host answers on another."""
+    """The reason why a port does not answer: whether the host answers on another one."""
     for port in OTHER_PORTS:
         with contextlib.suppress(OSError), contextlib.closing(socket.socket()) as asking:
             asking.settimeout(ANSWER_S / 2)

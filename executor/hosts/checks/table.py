@@ -1,6 +1,6 @@
 """The rows of a check as a table of checks by nodes, and as JSON.
 
-Nodes that found the same share a line. Not here: what the rows say (compare.py).
+Nodes that found the same share a line. Not here: the rows (compare.py).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from executor.hosts.checks.check import Checked
-from executor.preflight.findings import Row
+from executor.hosts.checks.check import CheckTable
+from executor.preflight.findings import NodeFinding
 from planner.spec.plan import Plan
 
 SCHEMA = "check/1"
@@ -19,7 +19,7 @@ NOT_ASKED = "n/a"
 MARKS = {"pass": "pass", "warn": "WARN", "fail": "FAIL", "skip": "skip"}
 
 
-def as_json(found: Checked, names: Sequence[str], plan: Plan) -> bytes:
+def as_json(found: CheckTable, names: Sequence[str], plan: Plan) -> bytes:
     """The check/1 contract: every row, and whether a run may start."""
     rows = [msgspec.to_builtins(one) | {"sentence": said(one)} for one in found.rows]
     whole = {
@@ -33,11 +33,11 @@ def as_json(found: Checked, names: Sequence[str], plan: Plan) -> bytes:
     return msgspec.json.encode(whole)
 
 
-def as_text(found: Checked, names: Sequence[str]) -> str:
+def as_text(found: CheckTable, names: Sequence[str]) -> str:
     """A line for each check and for each group of nodes that found the same."""
     lines = []
     for check in dict.fromkeys(one.check for one in found.rows):
-        groups: dict[tuple[str, str], list[Row]] = {}
+        groups: dict[tuple[str, str], list[NodeFinding]] = {}
         for one in (row for row in found.rows if row.check == check and row.measured != NOT_ASKED):
             groups.setdefault((one.status, said(one)), []).append(one)
         for (status, text), rows in _folded(groups).items():
@@ -48,8 +48,8 @@ def as_text(found: Checked, names: Sequence[str]) -> str:
     return "\n".join([*drawn, "", summary(found, names)])
 
 
-def summary(found: Checked, names: Sequence[str]) -> str:
-    """How many rows failed and on which hosts, in a sentence."""
+def summary(found: CheckTable, names: Sequence[str]) -> str:
+    """Number of failed rows and their hosts, in a sentence."""
     took = f"in {sum(found.seconds.values()):.1f} s"
     warned = sum(one.status == "warn" for one in found.rows)
     also = f", {warned} warned" if warned else ""
@@ -59,15 +59,15 @@ def summary(found: Checked, names: Sequence[str]) -> str:
     return f"{len(found.failed)} checks failed on {', '.join(hosts)}{also} ({took})"
 
 
-def said(one: Row) -> str:
+def said(one: NodeFinding) -> str:
     """A row's measured value, and where it is no pass the rule and the way out."""
     if not one.rule:
         return one.measured or "yes"
     return one.refusal.sentence
 
 
-def _folded(groups: dict[tuple[str, str], list[Row]]) -> dict[tuple[str, str], list[Row]]:
-    """The same with one line for many nodes that pass with a figure of their own each."""
+def _folded(groups: dict[tuple[str, str], list[NodeFinding]]) -> dict[tuple[str, str], list[NodeFinding]]:
+    """The groups, with one line for nodes that all pass with different figures."""
     passed = [key for key in groups if key[0] == "pass"]
     if len(passed) <= MOST_LINES:
         return groups
@@ -76,7 +76,7 @@ def _folded(groups: dict[tuple[str, str], list[Row]]) -> dict[tuple[str, str], l
     return whole | {key: rows for key, rows in groups.items() if key[0] != "pass"}
 
 
-def _hosts(rows: list[Row], nodes: int) -> str:
+def _hosts(rows: list[NodeFinding], nodes: int) -> str:
     if len(rows) == nodes > 1:
         return f"all {nodes}"
     return (

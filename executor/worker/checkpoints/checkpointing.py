@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 
 from executor.folder import alive, checkpoints
-from executor.folder.checkpoint_policy import Policy
+from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.worker.checkpoints import folders
 from executor.worker.checkpoints.progress import Reporter
 from executor.worker.checkpoints.saver import Saved, Saver
-from executor.worker.engines.base import Engine
+from executor.worker.engines.base import RankEngine
 from executor.worker.world import words
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan
@@ -31,8 +31,8 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 ENDED = 128 + signal.SIGTERM
 """Exit code of a rank that ended so."""
 STOP, DUE, BUSY, FULL = range(4)
-"""What a rank says after each step: it was asked to end; rank 0's clock or count says that a checkpoint is due; it is
-still writing the one before; rank 0 sees no room on its disk."""
+"""A rank's report after each step: it was asked to end; by rank 0's clock or count a checkpoint is due; it is still
+writing the previous one; rank 0's disk has no room."""
 
 
 class Ended(PlannerError):
@@ -45,7 +45,13 @@ class Checkpointing:
     """One rank's part in deciding. `done` counts the run's steps, the `first` before this start of it included."""
 
     def __init__(
-        self, plan: Plan, engine: Engine, run: Path, policy: Policy | None, reporter: Reporter, first: int = 0
+        self,
+        plan: Plan,
+        engine: RankEngine,
+        run: Path,
+        policy: CheckpointSchedule | None,
+        reporter: Reporter,
+        first: int = 0,
     ) -> None:
         self._plan, self._engine, self._run, self._policy, self._reporter = plan, engine, run, policy, reporter
         self._asked = False
@@ -61,7 +67,7 @@ class Checkpointing:
         if policy is not None:
             seen, left = folders.begun(run, policy.every, self._rank, self._world_size)
             if left:
-                reporter.say(f"removed {', '.join(left)}, which had not been completed")
+                reporter.say(f"removed {', '.join(left)}, which was incomplete")
             self.apart = seen.apart
             self._leads, self._share = seen.leads, len(seen.own) / self._world_size
             self._saver = Saver(plan, run, seen, policy, first)
@@ -133,17 +139,17 @@ class Checkpointing:
             self._saver.save(done, updates, self._engine.views())
         elif due and not self._put_off:
             self._put_off = True
-            self._reporter.say(f"step {done}  the checkpoint waits until the one before is written")
+            self._reporter.say(f"step {done}  the checkpoint waits until the previous one is written")
         if stop:
             self.finish()
             if done < self._plan.job.recipe.steps:
                 raise self._ended(done)
 
     def _ended(self, done: int) -> Ended:
-        """What all ranks say, in rank 0's words: it alone knows whether the checkpoint was completed."""
+        """The last message of all ranks, from rank 0, which alone knows whether the checkpoint was completed."""
         failed = words.of_rank_0(self._failed, str)
         held = f"no checkpoint of it, {failed}" if failed else f"the checkpoint step-{done}"
-        rule = f"ended as it was asked to after step {done} of {self._plan.job.recipe.steps}, with {held}"
+        rule = f"ended on request after step {done} of {self._plan.job.recipe.steps}, with {held}"
         return Ended("run", None, rule, exit_code=ENDED)
 
     def finish(self) -> None:

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from executor.folder import alive, checkpoints, holdings
 from executor.folder.checkpoints import Complete, File
 from executor.worker.checkpoints import folders, shards
-from executor.worker.checkpoints.shards import Piece
-from executor.worker.model.pieces import View, overlap, placed
+from executor.worker.checkpoints.shards import ShardPiece
+from executor.worker.model.pieces import StateView, overlap, placed
 from executor.worker.world import words
 from planner.basics.errors import PlannerError
 from planner.basics.units import format_bytes
@@ -32,7 +32,7 @@ CHUNK = 2**26
 """Bytes that are sent at once: each rank has them in memory, on its device, for a moment."""
 
 
-class Source(NamedTuple):
+class CheckpointSource(NamedTuple):
     """A checkpoint as its ranks' folders have it between them: `have` are the files that each rank sees, `leaders` the
     lowest rank that sees the same folder as it."""
 
@@ -54,7 +54,7 @@ class _Seen(msgspec.Struct, frozen=True):
     files: tuple[str, ...]
 
 
-def agreed(run: Path, folder: Path, rank: int) -> Source:
+def agreed(run: Path, folder: Path, rank: int) -> CheckpointSource:
     """The checkpoint in `folder`, as all ranks see it; PlannerError (exit code 3) on all of them where a file of it is
     undamaged in no rank's folder. Every rank must call it."""
     size = dist.get_world_size()
@@ -63,7 +63,7 @@ def agreed(run: Path, folder: Path, rank: int) -> Source:
     found = _one(folder, known)
     whole = frozenset(found.files)
     if all(one.found is not None and whole == set(one.files) for one in said):
-        return Source(folder, found, rank, (whole,) * size, (0,) * size)
+        return CheckpointSource(folder, found, rank, (whole,) * size, (0,) * size)
     _, leaders = folders.seen(run, folder.name, rank, size)
     mine = said[rank].files if said[rank].found is not None and leaders[rank] == rank else ()
     wrong = checkpoints.faults(folder, {name: found.files[name] for name in mine})
@@ -73,8 +73,8 @@ def agreed(run: Path, folder: Path, rank: int) -> Source:
     reasons = [f"{why} (on {said[at].host})" for at, some in faults for why in some.values()]
     if missing := whole - frozenset().union(*have):
         rule = reasons[0] if reasons else holdings.missing_text(found, missing)
-        raise PlannerError("checkpoint", folder.name, rule, "Go on with the hosts that wrote it", exit_code=3)
-    return Source(folder, found, rank, have, leaders)
+        raise PlannerError("checkpoint", folder.name, rule, "Resume with the hosts that wrote it", exit_code=3)
+    return CheckpointSource(folder, found, rank, have, leaders)
 
 
 def _seen(folder: Path) -> _Seen:
@@ -92,13 +92,13 @@ def _one(folder: Path, known: Sequence[Complete]) -> Complete:
     if not known:
         rule = "is in no rank's folder, or its COMPLETE is damaged in all"
     elif len({one.content_hash for one in known}) > 1:
-        rule = "is another checkpoint in one host's folder than in another's"
+        rule = "differs between the hosts' folders"
     if rule:
-        raise PlannerError("checkpoint", folder.name, rule, "Go on with the hosts that wrote it", exit_code=3)
+        raise PlannerError("checkpoint", folder.name, rule, "Resume with the hosts that wrote it", exit_code=3)
     return known[0]
 
 
-def fetched(source: Source, engine: Any) -> list[Path]:
+def fetched(source: CheckpointSource, engine: Any) -> list[Path]:
     """Bring the files that this rank's part of a prepared engine needs into its folder; the files that are there then.
     Every rank must call it; where a file does not arrive, all raise the same PlannerError."""
     absent, size = source.absent, len(source.have)
@@ -106,7 +106,9 @@ def fetched(source: Source, engine: Any) -> list[Path]:
     if absent:
         owners = {name: min(at for at in range(size) if name in source.have[at]) for name in absent}
         own = {name: shards.read_pieces(source.folder / name) for name in absent if owners[name] == source.rank}
-        pieces = {name: found for some in words.gathered(own, dict[str, list[Piece]]) for name, found in some.items()}
+        pieces = {
+            name: found for some in words.gathered(own, dict[str, list[ShardPiece]]) for name, found in some.items()
+        }
         mine = source.have[source.rank]
         needs = [name for name in needed_of(pieces, engine.views()) if name not in mine]
         wanted = words.gathered(needs, list[str])
@@ -118,7 +120,7 @@ def fetched(source: Source, engine: Any) -> list[Path]:
     return [source.folder / name for name in source.found.files if name in there]
 
 
-def needed_of(pieces: dict[str, Sequence[Piece]], views: Iterator[View]) -> list[str]:
+def needed_of(pieces: dict[str, Sequence[ShardPiece]], views: Iterator[StateView]) -> list[str]:
     """The files with numbers that the views hold."""
     held: dict[tuple[str, str], list[Any]] = {}
     for view in views:
@@ -135,7 +137,9 @@ def needed_of(pieces: dict[str, Sequence[Piece]], views: Iterator[View]) -> list
     ]
 
 
-def _received(source: Source, files: Sequence[tuple[str, int]], needed: set[str], device: torch.device) -> None:
+def _received(
+    source: CheckpointSource, files: Sequence[tuple[str, int]], needed: set[str], device: torch.device
+) -> None:
     """Send files, each from its owner, to the folders that need them: the first rank of each writes."""
     writes = source.leaders[source.rank] == source.rank and bool(needed)
     refused = _room(source, needed) if writes else None
@@ -146,13 +150,13 @@ def _received(source: Source, files: Sequence[tuple[str, int]], needed: set[str]
         if writes and name in needed:
             refused = refused or _written(source.folder / name, source.found.files[name], parts)
         for _ in parts:
-            """What nobody here needs."""
+            """Files that no rank of this host needs."""
     if writes and refused is None:
         refused = _completed(source)
     shards.agree(refused)
 
 
-def _room(source: Source, needed: set[str]) -> PlannerError | None:
+def _room(source: CheckpointSource, needed: set[str]) -> PlannerError | None:
     try:
         source.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -166,7 +170,7 @@ def _room(source: Source, needed: set[str]) -> PlannerError | None:
     return None
 
 
-def _completed(source: Source) -> PlannerError | None:
+def _completed(source: CheckpointSource) -> PlannerError | None:
     """Have COMPLETE beside files that came into a folder without."""
     try:
         if not (source.folder / checkpoints.COMPLETE).exists():
@@ -210,5 +214,5 @@ def _written(path: Path, file: File, parts: Iterator[memoryview]) -> PlannerErro
 
 
 def _refused(path: Path, rule: str) -> PlannerError:
-    fix = "Make room there, or go on with the hosts that wrote it"
+    fix = "Make room there, or resume with the hosts that wrote it"
     return PlannerError("checkpoint", f"{path} on {socket.gethostname()}", rule, fix, exit_code=3)

@@ -1,4 +1,5 @@
-"""Which ranks see one run folder, and what the first of each folder tells the others while checkpoints are written.
+"""The ranks that share a run folder, and the messages between the first ranks of each folder while checkpoints are
+written.
 
 It goes through the store in which the ranks met, with a connection of its own: no collective, so nothing mixes with a
 step's. Not here: writing (saver.py), or what makes a checkpoint whole over several folders
@@ -19,7 +20,7 @@ import msgspec
 
 from executor.folder import checkpoints
 from executor.folder.checkpoints import CHECKPOINTS, Complete, File
-from executor.folder.holdings import Held
+from executor.folder.holdings import HeldCheckpoint
 from executor.worker.world import words
 from planner.basics.errors import PlannerError
 
@@ -28,8 +29,8 @@ LOOK_S = 0.1
 T = TypeVar("T")
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What the leader of a folder says of its ranks' files, or why there are not all. `pause_s` as in Answer."""
+class FolderReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A leader's report of its folder's files, or why some are missing. `pause_s` as in RankReply."""
 
     host: str
     files: dict[str, File] = {}
@@ -38,21 +39,21 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Agreed(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank 0 says once it knows all parts: COMPLETE, or why there is none."""
+    """Rank 0's decision once all parts are known: COMPLETE, or why there is none."""
 
     complete: Complete | None = None
     error: str = ""
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a leader says once its folder is a checkpoint: all that the folder has, or why it is none."""
+    """A leader's report once its folder is a checkpoint: the folder's files, or why it is not one."""
 
-    held: tuple[Held, ...] = ()
+    held: tuple[HeldCheckpoint, ...] = ()
     error: str = ""
 
 
 class Over(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank 0 says at last: which steps' checkpoints go, or why this one does not count."""
+    """Rank 0's last message: the steps whose checkpoints are deleted, or why this checkpoint does not count."""
 
     gone: tuple[int, ...] = ()
     error: str = ""
@@ -63,7 +64,7 @@ class Silent(OSError):
 
 
 @dataclass(frozen=True)
-class Folders:
+class RunFolders:
     """The run folders of a start. `leaders` has for each rank the lowest one that sees the same folder; `word` is of
     this start alone."""
 
@@ -97,12 +98,12 @@ class Folders:
         self.store.set(self._key(step, type(what), self.rank), msgspec.json.encode(what))
 
     def heard(self, step: int, kind: type[T], rank: int, deadline: float) -> T:
-        """What a leader said, once it has; Silent where it says nothing until `deadline` (time.monotonic)."""
+        """A leader's message, once it has come; Silent where none comes until `deadline` (time.monotonic)."""
         key = self._key(step, kind, rank)
         try:
             while not self.store.check([key]):
                 if time.monotonic() > deadline:
-                    raise Silent(f"rank {rank} has said nothing of its folder's part in time")
+                    raise Silent(f"rank {rank} did not report its folder's part in time")
                 time.sleep(LOOK_S)
             return msgspec.json.decode(self.store.get(key), type=kind)
         except RuntimeError as error:  # torch's own, where the store's process has ended
@@ -111,14 +112,14 @@ class Folders:
     def forget(self, step: int) -> None:
         """Let go of what was said of a step."""
         for rank in {0, *self.leaders}:
-            for kind in (Part, Agreed, Committed, Over):
+            for kind in (FolderReply, Agreed, Committed, Over):
                 self.store.delete_key(self._key(step, kind, rank))
 
     def _key(self, step: int, kind: type[Any], rank: int) -> str:
         return f"checkpoints/{self.word}/{step}/{kind.__name__}/{rank}"
 
 
-def begun(run: Path, every: str, rank: int, world_size: int) -> tuple[Folders, list[str]]:
+def begun(run: Path, every: str, rank: int, world_size: int) -> tuple[RunFolders, list[str]]:
     """Make the folder of a run's checkpoints where it is missing, and find which ranks see the same; names of what had
     not been completed and was removed from this rank's. Every rank calls it, and all end alike."""
     word, leaders = seen(run, every, rank, world_size)
@@ -129,7 +130,7 @@ def begun(run: Path, every: str, rank: int, world_size: int) -> tuple[Folders, l
         checkpoints.listen(run)
 
     _raised(every, _trouble(begin) if leaders[rank] == rank else "")
-    return Folders(word, rank, leaders, _store() if len(set(leaders)) > 1 else None), removed
+    return RunFolders(word, rank, leaders, _store() if len(set(leaders)) > 1 else None), removed
 
 
 def seen(run: Path, every: str, rank: int, world_size: int) -> tuple[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""What rank 0 says and keeps of each step: a dense line, metrics.jsonl, result.json.
+"""Rank 0's log of each step: a line of output, metrics.jsonl, result.json.
 
 Not here: measuring memory or traffic (meter.py).
 """
@@ -19,7 +19,7 @@ from executor.folder import badloss
 from executor.folder.steplines import ROLLED_BACK
 from executor.system.facts import versions
 from executor.worker.checkpoints.saver import Saved
-from executor.worker.data.rows import Rows
+from executor.worker.data.rows import TrainingRows
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.units import format_bytes, format_seconds
 from planner.spec.course import course
@@ -64,7 +64,7 @@ class Reporter:
         if self.speaks and not first:
             (self.folder / "metrics.jsonl").write_bytes(b"")
 
-    def opened(self, rows: Rows, validation: Rows | None) -> None:
+    def opened(self, rows: TrainingRows, validation: TrainingRows | None) -> None:
         """Say how long the run is, and what the data are, where they are documents."""
         recipe, batch = self.plan.job.recipe, self.plan.layout.global_batch_size
         trained = msgspec.structs.replace(recipe, rows=len(rows), examples=None)
@@ -100,11 +100,11 @@ class Reporter:
         self.say(f"step {line.bad_step}/{self.plan.job.recipe.steps}  {badloss.text(line)}")
 
     def seconds_after(self, step: int) -> float:
-        """How long the steps of this start took that came after so many."""
+        """Seconds of this start's steps from `step` on."""
         return sum(one.step_s for one in self.steps if one.step >= step)
 
     def validated(self, step: int, loss: float, tokens: int) -> None:
-        """Log one pass over the validation data, once `step` steps were done: the mean loss over so many targets."""
+        """Log one pass over the validation data, once `step` steps were done: the mean loss over `tokens` targets."""
         self.validation.append({"step": step, "loss": loss, "tokens": tokens})
         self._write({"step": step, "validation_loss": loss, "validation_tokens": tokens, "time": time.time()})
         self.say(f"step {step}  validation loss {loss:.4f} over {tokens:,} tokens")

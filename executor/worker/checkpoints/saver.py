@@ -22,11 +22,11 @@ import msgspec
 import torch
 
 from executor.folder import checkpoints, holdings
-from executor.folder.checkpoint_policy import Policy
-from executor.folder.checkpoints import Answer, Complete, File
+from executor.folder.checkpoint_policy import CheckpointSchedule
+from executor.folder.checkpoints import Complete, File, RankReply
 from executor.worker.checkpoints import shards
-from executor.worker.checkpoints.folders import Agreed, Committed, Folders, Over, Part, Silent
-from executor.worker.model.pieces import View
+from executor.worker.checkpoints.folders import Agreed, Committed, FolderReply, Over, RunFolders, Silent
+from executor.worker.model.pieces import StateView
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan
 
@@ -38,7 +38,7 @@ NAME = "rank-{}.safetensors"
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a checkpoint after `step` steps, as rank 0 knows it; `error` is why there is none.
+    """The outcome of a checkpoint after `step` steps, as rank 0 knows it; `error` is why there is none.
 
     `pause_s` is the longest time that a rank's training stood still for it, `write_s` from its start until it was
     complete on the disk, `deleted` the older checkpoints that went for it.
@@ -56,7 +56,7 @@ class Saver:
     """One rank's writer into its folder of a run whose ranks see `folders`; `first` steps were done by earlier starts
     of the run."""
 
-    def __init__(self, plan: Plan, run: Path, folders: Folders, policy: Policy, first: int = 0) -> None:
+    def __init__(self, plan: Plan, run: Path, folders: RunFolders, policy: CheckpointSchedule, first: int = 0) -> None:
         self._plan, self._run, self._rank = plan, run, folders.rank
         self._folders, self._policy, self._first = folders, policy, first
         self._thread: threading.Thread | None = None
@@ -71,8 +71,8 @@ class Saver:
         """Whether this rank still writes; the first of a folder until the checkpoint is complete."""
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, step: int, updates: int, views: Iterable[View]) -> None:
-        """Copy the views, and write them while training goes on. Waits first for the one before."""
+    def save(self, step: int, updates: int, views: Iterable[StateView]) -> None:
+        """Copy the views, and write them while training goes on. Waits first for the previous checkpoint."""
         begin = time.perf_counter()
         self.wait()
         copies = list(self._copied(views))
@@ -89,7 +89,7 @@ class Saver:
         """On rank 0 what became of checkpoints since the last call."""
         return [self._news.popleft() for _ in range(len(self._news))]  # the thread may append meanwhile
 
-    def _copied(self, views: Iterable[View]) -> Iterator[View]:
+    def _copied(self, views: Iterable[StateView]) -> Iterator[StateView]:
         """This rank's shares of the views, in host memory that is used again by the next checkpoint."""
         shares = [share for view in views if (share := view.share()) is not None]
         if [(one.numel(), one.dtype) for one in self._buffers] != [(s.tensor.numel(), s.tensor.dtype) for s in shares]:
@@ -105,7 +105,7 @@ class Saver:
         for buffer, share in zip(self._buffers, shares, strict=True):
             yield dataclasses.replace(share, tensor=buffer)
 
-    def _write(self, step: int, updates: int, copies: list[View], pause_s: float) -> None:
+    def _write(self, step: int, updates: int, copies: list[StateView], pause_s: float) -> None:
         """The thread: this rank's file, then on the first rank of a folder the whole."""
         begin = time.perf_counter()
         folder = checkpoints.partial(self._run, step, self._folders.word)
@@ -114,11 +114,11 @@ class Saver:
             folder.mkdir(exist_ok=True)
             done = shards.write(folder / name, copies, {"step": str(step), "rank": str(self._rank)})
             seconds = time.perf_counter() - begin
-            said = Answer(name=name, size=done.size, sha256=done.sha256, pause_s=pause_s, write_s=seconds)
+            said = RankReply(name=name, size=done.size, sha256=done.sha256, pause_s=pause_s, write_s=seconds)
         except Exception as error:  # whatever it is, it ends no training
             with suppress(OSError):
                 (folder / name).unlink(missing_ok=True)  # makes room for the answer on a full disk
-            said = Answer(name=name, error=_reason(error))
+            said = RankReply(name=name, error=_reason(error))
         if not self._folders.leads:
             with suppress(OSError):
                 checkpoints.answer(folder, self._rank, said)
@@ -127,17 +127,17 @@ class Saver:
         else:
             self._news.append(self._completed(folder, step, updates, self._part(folder, said), begin))
 
-    def _part(self, folder: Path, own: Answer) -> Part:
-        """What is in this rank's folder."""
+    def _part(self, folder: Path, own: RankReply) -> FolderReply:
+        """The checkpoints in this rank's folder."""
         host = socket.gethostname()
         try:
             said = self._answers(folder, own)
         except Exception as error:
-            return Part(host=host, error=_reason(error))
+            return FolderReply(host=host, error=_reason(error))
         files = {one.name: File(one.size, one.sha256) for one in said.values()}
-        return Part(host=host, files=files, pause_s=max(one.pause_s for one in said.values()))
+        return FolderReply(host=host, files=files, pause_s=max(one.pause_s for one in said.values()))
 
-    def _completed(self, folder: Path, step: int, updates: int, own: Part, begin: float) -> Saved:
+    def _completed(self, folder: Path, step: int, updates: int, own: FolderReply, begin: float) -> Saved:
         """On rank 0: the whole of all folders, then the older ones that go."""
         found: Complete | None = None
         try:
@@ -158,19 +158,19 @@ class Saver:
             deleted = self._thinned(step, held)
         return Saved(step=step, bytes=found.bytes, pause_s=pause_s, write_s=write_s, deleted=tuple(deleted))
 
-    def _parts(self, step: int, own: Part) -> dict[int, Part]:
+    def _parts(self, step: int, own: FolderReply) -> dict[int, FolderReply]:
         """Of all folders, by their first rank; an OSError where one has failed or says nothing."""
         parts, deadline = {0: own}, time.monotonic() + ANSWERS_S
         for rank in self._folders.others:
             if any(one.error for one in parts.values()):
                 deadline = min(deadline, time.monotonic() + FAILED_S)
-            parts[rank] = self._folders.heard(step, Part, rank, deadline)
+            parts[rank] = self._folders.heard(step, FolderReply, rank, deadline)
         for one in parts.values():
             if one.error:
                 raise OSError(one.error + (f" on {one.host}" if self._folders.apart else ""))
         return parts
 
-    def _committed(self, folder: Path, found: Complete, own: Part) -> holdings.Holdings:
+    def _committed(self, folder: Path, found: Complete, own: FolderReply) -> holdings.Holdings:
         """Make checkpoints of all folders; what they hold then, where there are several."""
         if not self._folders.apart:
             checkpoints.commit(folder, found)
@@ -225,8 +225,8 @@ class Saver:
             if step in named:
                 checkpoints.delete(named[step])
 
-    def _followed(self, folder: Path, step: int, own: Part) -> None:
-        """On the first rank of another folder than rank 0's: do what rank 0 says."""
+    def _followed(self, folder: Path, step: int, own: FolderReply) -> None:
+        """On the first rank of another folder than rank 0's: follow rank 0's messages."""
         found: Complete | None = None
         try:
             self._folders.say(step, own)
@@ -252,7 +252,7 @@ class Saver:
             raise OSError(agreed.error)
         return agreed.complete
 
-    def _answers(self, folder: Path, own: Answer) -> dict[int, Answer]:
+    def _answers(self, folder: Path, own: RankReply) -> dict[int, RankReply]:
         """Of all ranks of this folder; an OSError where one has failed or says nothing."""
         deadline = time.monotonic() + ANSWERS_S
         said, ranks = {self._rank: own}, self._folders.own

@@ -20,7 +20,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
-from executor.worker.model.pieces import Box, View, blocks, copy_shared
+from executor.worker.model.pieces import Box, StateView, blocks, copy_shared
 from executor.worker.world import words
 from planner.basics.errors import PlannerError
 
@@ -30,8 +30,8 @@ NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", tor
 ANOTHER = "Resume from another checkpoint of the run"
 
 
-class Piece(msgspec.Struct, frozen=True):
-    """Where a file's tensor `key` lies in a parameter's state: as `pieces.View` says it."""
+class ShardPiece(msgspec.Struct, frozen=True):
+    """The position of a file's tensor `key` in a parameter's state, as in `pieces.StateView`."""
 
     key: str
     name: str
@@ -41,14 +41,14 @@ class Piece(msgspec.Struct, frozen=True):
     flat: tuple[int, int]
 
 
-class Written(NamedTuple):
+class WrittenFile(NamedTuple):
     """A file's bytes and the SHA-256 of them, as hexadecimal digits."""
 
     size: int
     sha256: str
 
 
-def write(path: Path, views: Iterable[View], metadata: Mapping[str, str]) -> Written:
+def write(path: Path, views: Iterable[StateView], metadata: Mapping[str, str]) -> WrittenFile:
     """Write this rank's share of its views into one file and fsync it; an OSError leaves a part of a file behind.
 
     The views are read one after the other, and each is copied to the host by itself.
@@ -64,7 +64,7 @@ def write(path: Path, views: Iterable[View], metadata: Mapping[str, str]) -> Wri
             "shape": [share.tensor.numel()],
             "data_offsets": [at, at + size],
         }
-        pieces.append(Piece(key, share.name, share.kind, share.shape, share.box, share.flat))
+        pieces.append(ShardPiece(key, share.name, share.kind, share.shape, share.box, share.flat))
         at += size
     said = {"format": "pt", "schema": SCHEMA, "pieces": msgspec.json.encode(pieces).decode()}
     header = {"__metadata__": dict(metadata) | said} | header
@@ -77,10 +77,10 @@ def write(path: Path, views: Iterable[View], metadata: Mapping[str, str]) -> Wri
             digest.update(part)
             size += part.nbytes
         os.fsync(file.fileno())
-    return Written(size, digest.hexdigest())
+    return WrittenFile(size, digest.hexdigest())
 
 
-def _parts(header: bytes, shares: Sequence[View]) -> Iterator[memoryview]:
+def _parts(header: bytes, shares: Sequence[StateView]) -> Iterator[memoryview]:
     yield memoryview(len(header).to_bytes(8, "little") + header)
     for share in shares:
         numbers = share.tensor.cpu().as_strided((share.tensor.numel(),), (1,))  # of one number any stride is contiguous
@@ -94,14 +94,14 @@ def write_all(file: Any, part: memoryview) -> None:
         part = part[file.write(part) :]
 
 
-def load(paths: Iterable[Path], views: Iterable[View]) -> None:
+def load(paths: Iterable[Path], views: Iterable[StateView]) -> None:
     """Fill views from files of any layout; numbers of another format are converted to the view's.
 
     Files are mapped and read one after the other, and only what the views need of them. A file that is no such
     shard, a parameter of another shape and numbers that no file has raise PlannerError (exit code 3); views may have
     been changed by then.
     """
-    wanted: dict[tuple[str, str], list[View]] = {}
+    wanted: dict[tuple[str, str], list[StateView]] = {}
     for view in views:
         wanted.setdefault((view.name, view.kind), []).append(view)
     found = {key: [0] * len(some) for key, some in wanted.items()}
@@ -119,7 +119,7 @@ def load(paths: Iterable[Path], views: Iterable[View]) -> None:
             _check_whole(view, count)
 
 
-def _take(path: Path, opened: Any, piece: Piece, view: View) -> int:
+def _take(path: Path, opened: Any, piece: ShardPiece, view: StateView) -> int:
     """Numbers of a piece that were copied into a view."""
     if piece.shape != view.shape:
         rule = f"has {piece.name} in shape {list(piece.shape)}, the model in {list(view.shape)}"
@@ -130,7 +130,7 @@ def _take(path: Path, opened: Any, piece: Piece, view: View) -> int:
     return 0
 
 
-def _check_whole(view: View, count: int) -> None:
+def _check_whole(view: StateView, count: int) -> None:
     needed = view.tensor.numel()
     if count != needed:
         state = "the weight" if view.kind == "weight" else f"{view.kind} of the weight"
@@ -138,7 +138,7 @@ def _check_whole(view: View, count: int) -> None:
         raise PlannerError("checkpoint", f"{state} {view.name}", rule, ANOTHER, exit_code=3)
 
 
-def read_pieces(path: Path) -> list[Piece]:
+def read_pieces(path: Path) -> list[ShardPiece]:
     """The pieces of a file; PlannerError (exit code 3) where it is no shard of a checkpoint."""
     try:
         with safe_open(path, framework="pt") as opened:
@@ -147,12 +147,12 @@ def read_pieces(path: Path) -> list[Piece]:
         raise _broken(path, f"cannot be read ({str(error).splitlines()[0]})") from None
 
 
-def _pieces(path: Path, opened: Any) -> list[Piece]:
+def _pieces(path: Path, opened: Any) -> list[ShardPiece]:
     metadata = opened.metadata() or {}
     if metadata.get("schema") != SCHEMA:
         raise _broken(path, f"is no shard of a checkpoint ({SCHEMA})")
     try:
-        pieces = msgspec.json.decode(metadata.get("pieces", ""), type=list[Piece])
+        pieces = msgspec.json.decode(metadata.get("pieces", ""), type=list[ShardPiece])
     except msgspec.MsgspecError as error:
         raise _broken(path, f"has a list of pieces that cannot be read ({error})") from None
     keys = set(opened.keys())

@@ -18,7 +18,7 @@ from executor.preflight.datacheck import by_documents, data_path
 from executor.preflight.examples import kind_of, read_examples, texts_of
 from executor.worker.data.documents import Documents
 from executor.worker.data.order import Order, dealt
-from executor.worker.data.rows import IGNORED, Batch, Rows
+from executor.worker.data.rows import IGNORED, Batch, TrainingRows
 from executor.worker.data.tokenizer import Tokenizer, load_tokenizer
 from planner.basics.errors import PlannerError
 from planner.spec import Layout
@@ -27,7 +27,7 @@ from planner.spec.lengths import token_bytes, too_short
 from planner.spec.plan import Plan
 
 
-class Windows(Rows):
+class Windows(TrainingRows):
     """A token stream as windows of seq_len + 1 tokens that share one token with the next, so each is a target once."""
 
     def __init__(self, tokens: np.ndarray, seq_len: int, vocab: int, name: str) -> None:
@@ -54,7 +54,7 @@ class Windows(Rows):
         return row
 
 
-def open_rows(plan: Plan, data: str | None, field: str = "recipe.data") -> Rows:
+def open_rows(plan: Plan, data: str | None, field: str = "recipe.data") -> TrainingRows:
     """Read one data file: .bin is mapped, text is tokenised."""
     path, job, vocab = data_path(data), plan.job, plan.model.vocab
     form = form_of(path, field)
@@ -70,19 +70,21 @@ def open_rows(plan: Plan, data: str | None, field: str = "recipe.data") -> Rows:
     return Windows(tokens, job.seq_len, vocab, path.name)
 
 
-def order_of(plan: Plan, rows: Rows) -> Order:
+def order_of(plan: Plan, rows: TrainingRows) -> Order:
     """The order a plan trains its rows in."""
     recipe = plan.job.recipe
     return Order(rows.lengths, plan.layout.global_batch_size, recipe.seed, grouped=recipe.group_by_length)
 
 
-def micro_batches(rows: Rows, order: Order, layout: Layout, data_parallel_rank: int, step: int) -> Iterator[Batch]:
+def micro_batches(
+    rows: TrainingRows, order: Order, layout: Layout, data_parallel_rank: int, step: int
+) -> Iterator[Batch]:
     """The `grad_accum` micro-batches one rank trains on at one step."""
     for mine in dealt(order.batch(step), rows.lengths, layout, data_parallel_rank):
         yield rows.batch(mine)
 
 
-def validation_batches(rows: Rows, layout: Layout, data_parallel_rank: int) -> Iterator[Batch]:
+def validation_batches(rows: TrainingRows, layout: Layout, data_parallel_rank: int) -> Iterator[Batch]:
     """Every row once over all ranks, the longest first. Each rank gets equally many batches: a sharded model gathers
     in step."""
     by_length = np.argsort(-rows.lengths, kind="stable").tolist()

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from executor.worker.data.rows import IGNORED, Batch, Rows
+from executor.worker.data.rows import IGNORED, Batch, TrainingRows
 from executor.worker.data.tokenizer import Marked
 
 WIDTH_MULTIPLE = 64
 """Rows are padded to a multiple of this: products of odd sizes are slow, and every new size is a new allocation."""
 
 
-class Documents(Rows):
+class Documents(TrainingRows):
     """Documents of at most `seq_len` + 1 ids, of which each but the first may be a target.
 
     A document that is longer is cut at its end; one that has no target before the cut is left out.
@@ -90,7 +90,7 @@ class Documents(Rows):
         )
 
     def width(self, longest: int) -> int:
-        """Tokens of a row, padding included, in a micro-batch whose longest row has so many. Never above seq_len, for
+        """Tokens of a row, padding included, in a micro-batch whose longest row has `longest`. Never above seq_len, for
         which memory is predicted."""
         if self.fixed_width:
             return self.seq_len

@@ -1,4 +1,4 @@
-"""What every layout of data gives the trainer: rows with their lengths, and batches of them.
+"""Rows with their lengths, and batches of them, as every layout of data gives them to the trainer.
 
 Not here: windows of a stream (data.py), documents (documents.py), or their order (order.py).
 """
@@ -26,12 +26,12 @@ class Batch(NamedTuple):
     positions: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device."""
+        """The batch on a device."""
         positions = None if self.positions is None else self.positions.to(device)
         return Batch(self.inputs.to(device), self.targets.to(device), positions)
 
 
-class Rows(ABC):
+class TrainingRows(ABC):
     """Sequences that can be trained on, by index. `lengths` are tokens without padding, `targets` those of the loss."""
 
     lengths: np.ndarray
@@ -39,7 +39,7 @@ class Rows(ABC):
 
     @property
     def summary(self) -> str:
-        """What there is, in a line for people; "" where nothing needs saying."""
+        """A summary in a line; "" where there is nothing to add."""
         return ""
 
     def __len__(self) -> int:

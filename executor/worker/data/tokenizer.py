@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from executor.preflight.datacheck import BYTE_VOCABULARY, no_chat_template, vocabulary_too_small
 from executor.preflight.examples import Chat, Example, Pair
-from executor.preflight.turns import Turn
+from executor.preflight.turns import ChatTurn
 from executor.worker.data.limited import limited
 from planner.basics.errors import PlannerError
 
@@ -30,7 +30,7 @@ GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class Tokenizer(ABC):
-    """What the trainer asks of a tokenizer."""
+    """The interface of a tokenizer."""
 
     size: int
     """One more than its largest id."""
@@ -126,7 +126,7 @@ class OwnTokenizer(Tokenizer):
     def opened(self, prompt: str, *, chat: bool) -> list[int]:
         if not chat or not self.own.chat_template:
             return self._pieces(prompt, "")[0]
-        turn: list[Turn] = [{"role": "user", "content": prompt}]
+        turn: list[ChatTurn] = [{"role": "user", "content": prompt}]
         ids: list[int] = self._rendered(turn, "the prompt", add_generation_prompt=True)["input_ids"]
         return ids
 
@@ -165,7 +165,7 @@ class OwnTokenizer(Tokenizer):
             return whole["input_ids"], [bool(one) for one in whole["assistant_masks"]]
         return self._by_prefixes(messages, place, given)
 
-    def _by_prefixes(self, messages: list[Turn], place: str, given: dict[str, Any]) -> Marked:
+    def _by_prefixes(self, messages: list[ChatTurn], place: str, given: dict[str, Any]) -> Marked:
         """An answer is what its turn adds to the chat before it with the template's opening of an answer. That holds
         only where what is rendered so far never changes as the chat goes on, which is checked."""
         ids: list[int] = self._rendered(messages, place, **given)["input_ids"]
@@ -180,7 +180,7 @@ class OwnTokenizer(Tokenizer):
             if after[: len(before)] != before or ids[: len(after)] != after:
                 rule = f"its chat template renders turn {index + 1} of {place} otherwise when more of the chat follows"
                 fix = "Mark the answers in the template with {% generation %}"
-                raise PlannerError("recipe.tokenizer", self.path, f"{rule}, so its tokens cannot be told", fix)
+                raise PlannerError("recipe.tokenizer", self.path, f"{rule}, so its tokens cannot be marked", fix)
             for at in range(len(before), self._end_of_answer(after, len(before))):
                 answers[at] = True
         return ids, answers
@@ -192,11 +192,11 @@ class OwnTokenizer(Tokenizer):
                 return at + 1
         return len(ids)
 
-    def _rendered(self, messages: list[Turn], place: str, **options: Any) -> Any:
+    def _rendered(self, messages: list[ChatTurn], place: str, **options: Any) -> Any:
         try:
             with limited():
                 return self.own.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
-        except Exception as error:  # what a template says of messages that it does not take
+        except Exception as error:  # raised by a template for messages that it does not take
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise PlannerError(
                 "recipe.tokenizer",

@@ -27,7 +27,7 @@ from planner.spec.plan import Plan
 
 
 class AccelerateEngine(TorchEngine):
-    """What one device, DDP and FSDP2 share under Accelerate."""
+    """The common part of one device, DDP and FSDP2 under Accelerate."""
 
     def __init__(self, plan: Plan, folder: str) -> None:
         super().__init__(plan, folder)
@@ -142,7 +142,7 @@ class DdpEngine(WholeEngine):
 
     @override
     def restored(self, updates: int) -> None:
-        """Also let DDP find the order of its buckets, as a run that goes on has found it.
+        """Also let DDP find the order of its buckets, as a running training has found it.
 
         DDP fills the buckets of its first step in the order of registration, and from then on in the order in which
         that step's backward finished gradients. Four ranks sum in another order then, and the last digit differs.

@@ -1,4 +1,4 @@
-"""What the training loop asks of a framework: one micro-batch forward, backward, one step, and its tensors.
+"""The training loop's interface to a framework: one micro-batch forward and backward, one step, and its tensors.
 
 Not here: the loop (train.py), or what any framework does.
 """
@@ -20,7 +20,7 @@ from typing_extensions import override
 from executor.worker.data.rows import IGNORED, Batch, block_diagonal_mask
 from executor.worker.model import pieces
 from executor.worker.model.model import Unfilled
-from executor.worker.model.pieces import ALONE, Replica, View
+from executor.worker.model.pieces import ALONE, Replica, StateView
 from executor.worker.model.quantized import scales
 from planner.spec.plan import Plan
 
@@ -47,7 +47,7 @@ class LiveMesh(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def data_parallel_rank(self) -> int:
-        """Which share of every global batch this rank takes. Ranks that differ on other axes alone take the same."""
+        """The share of every global batch that this rank takes. Ranks that differ on other axes alone take the same."""
         place = 0
         for axis in ("dp_replicate", "dp_shard"):
             ranks = self.groups.get(axis, [self.rank])
@@ -55,7 +55,7 @@ class LiveMesh(msgspec.Struct, frozen=True, kw_only=True):
         return place
 
 
-class Engine(ABC):
+class RankEngine(ABC):
     """One framework, started on this rank. `device` is where batches go.
 
     `loss_divisor` is by how much the framework divides summed gradients over ranks (and micro-batches): a loss
@@ -103,7 +103,7 @@ class Engine(ABC):
         return loss_sum
 
     def share(self, batch: Batch) -> Batch:
-        """What this rank computes of a micro-batch: all of it, unless ranks share sequences."""
+        """The part of a micro-batch that this rank computes: all of it, unless ranks share sequences."""
         return batch
 
     @abstractmethod
@@ -139,7 +139,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def views(self) -> Iterator[View]:
+    def views(self) -> Iterator[StateView]:
         """The parts of trained weights and their optimizer states that this rank holds, in the same order every time.
 
         States that the first step would make are made. To be walked between steps; ranks send each other nothing.
@@ -147,7 +147,7 @@ class Engine(ABC):
 
     @abstractmethod
     def restored(self, updates: int) -> None:
-        """Complete what was written into the views: states after so many updates. Every rank must call it."""
+        """Complete what was written into the views: states after `updates` updates. Every rank must call it."""
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         """Summed loss of a batch without gradients, for validation."""
@@ -156,7 +156,7 @@ class Engine(ABC):
 
     def _loss(self, model: Any, batch: Batch, items: float) -> torch.Tensor:
         # `shift_labels` holds the next tokens already, so that every position is a target; Transformers reads it in
-        # its loss, but computes one only if `labels` is given. The logits die here: nobody else holds the output.
+        # its loss, but computes one only if `labels` is given. The logits die here: nothing else holds the output.
         loss: torch.Tensor = model(
             input_ids=batch.inputs,
             labels=batch.targets,
@@ -168,9 +168,9 @@ class Engine(ABC):
         return loss
 
     def _apart(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """What keeps the documents of packed rows apart: their positions, and a mask made of them, as Transformers
-        takes one that is whole already (masking_utils, _preprocess_mask_arguments). Padding needs none: it comes last,
-        where a causal model's other tokens do not see it."""
+        """The arguments that keep the documents of packed rows apart: their positions, and a mask made of them, as
+        Transformers takes one that is whole already (masking_utils, _preprocess_mask_arguments). Padding needs none: it
+        comes last, where a causal model's other tokens do not see it."""
         if batch.positions is None:
             return {}
         dtype = torch.float32 if self.plan.job.precision == "fp32" else torch.bfloat16
@@ -180,7 +180,7 @@ class Engine(ABC):
         }
 
 
-class TorchEngine(Engine):
+class TorchEngine(RankEngine):
     """An engine whose weights torch's own modules and optimizer hold: whole (DDP) or sharded (FSDP2, DTensor)."""
 
     optimizer: torch.optim.Optimizer
@@ -191,7 +191,7 @@ class TorchEngine(Engine):
         return self.model
 
     def _outside(self, weight: nn.Parameter) -> Replica:
-        """Which of how many ranks have the same of a weight for reasons that it does not show."""
+        """This rank's index and number among ranks that hold the same part of a weight, where it does not show it."""
         return ALONE
 
     def _update(self, lr: float, norm: float) -> float:
@@ -214,7 +214,7 @@ class TorchEngine(Engine):
         return tensors_of(self.model, self.optimizer)
 
     @override
-    def views(self) -> Iterator[View]:
+    def views(self) -> Iterator[StateView]:
         pieces.make_states(self.optimizer)
         for name, weight in pieces.trained(self._bare):
             outside = self._outside(weight)
@@ -233,7 +233,7 @@ class TorchEngine(Engine):
 
 
 def check_norm(norm: float) -> float:
-    """The norm, if it is finite, else NotFinite. In a fake world nobody sent the others' part, so it means nothing."""
+    """The norm, if it is finite, else NotFinite. In a fake world no rank sent its part, so the norm means nothing."""
     if not math.isfinite(norm) and dist.get_backend() != "fake":
         raise NotFinite(norm)
     return norm

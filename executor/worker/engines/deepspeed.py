@@ -18,11 +18,11 @@ from typing_extensions import override
 
 from executor.worker.data.rows import Batch
 from executor.worker.engines import deepspeed_views
-from executor.worker.engines.base import Engine, check_norm
-from executor.worker.engines.deepspeed_views import Part
+from executor.worker.engines.base import RankEngine, check_norm
+from executor.worker.engines.deepspeed_views import PartitionedPart
 from executor.worker.model import loading, pieces
 from executor.worker.model.model import Unfilled
-from executor.worker.model.pieces import View
+from executor.worker.model.pieces import StateView
 from executor.worker.model.quantized import let_go_of_gathered_codes, scales
 from executor.worker.world import timeouts
 from planner.spec.plan import Plan
@@ -45,7 +45,7 @@ GRADIENTS = (
 """Where the optimizers hold gradients beside the weights' own."""
 
 
-class DeepSpeedEngine(Engine):
+class DeepSpeedEngine(RankEngine):
     """deepspeed.initialize over the plain model; DeepSpeed averages, clips, casts and partitions."""
 
     engine: Any
@@ -138,14 +138,14 @@ class DeepSpeedEngine(Engine):
         return tensors_of_engine(self.engine)
 
     @override
-    def views(self) -> Iterator[View]:
+    def views(self) -> Iterator[StateView]:
         yield from deepspeed_views.views(self.engine.optimizer, self._trained(), self._part)
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         return pieces.trained(self.engine.module)
 
-    def _part(self, weight: nn.Parameter) -> Part:
-        """What of a weight ZeRO partitions: all of it."""
+    def _part(self, weight: nn.Parameter) -> PartitionedPart:
+        """The part of a weight that ZeRO partitions: all of it."""
         return deepspeed_views.whole(weight)
 
     @override

@@ -28,7 +28,7 @@ from torch import nn
 from typing_extensions import override
 
 from executor.worker.engines.deepspeed import DeepSpeedEngine
-from executor.worker.engines.deepspeed_views import Part, whole
+from executor.worker.engines.deepspeed_views import PartitionedPart, whole
 from executor.worker.model.model import Unfilled
 
 
@@ -54,7 +54,7 @@ class DeepSpeedAutoTpEngine(DeepSpeedEngine):
             yield name, joined(part.to(self.device), split_dimension(held[name]), _tensor_ranks())
 
     @override
-    def _part(self, weight: nn.Parameter) -> Part:
+    def _part(self, weight: nn.Parameter) -> PartitionedPart:
         return split_part(weight, _tensor_ranks())
 
 
@@ -138,8 +138,9 @@ def split_dimension(weight: torch.Tensor) -> int | None:
     return None if split is None else split["partition_dim"]
 
 
-def split_part(weight: nn.Parameter, tensor_ranks: dist.ProcessGroup) -> Part:
-    """What of a weight this tensor rank has: its equal part along the split dimension, or all of it as all have."""
+def split_part(weight: nn.Parameter, tensor_ranks: dist.ProcessGroup) -> PartitionedPart:
+    """The part of a weight that this tensor rank has: its equal part along the split dimension, or all of it as all
+    have."""
     held, dimension = whole(weight), split_dimension(weight)
     place = (dist.get_rank(tensor_ranks), dist.get_world_size(tensor_ranks))
     if dimension is None:

@@ -22,7 +22,7 @@ from executor.worker.data.rows import Batch
 from executor.worker.engines import deepspeed_views
 from executor.worker.engines.deepspeed import DeepSpeedEngine
 from executor.worker.engines.deepspeed_autotp import joined, split, split_dimension, split_part
-from executor.worker.engines.deepspeed_views import Part
+from executor.worker.engines.deepspeed_views import PartitionedPart
 from executor.worker.model import loading
 from executor.worker.model.adapters import ordinary_name
 from executor.worker.model.model import Unfilled
@@ -168,7 +168,7 @@ class DeepSpeedPipelineEngine(DeepSpeedEngine):
                 yield ordinary_name(self._names[id(weight)]), weight
 
     @override
-    def _part(self, weight: nn.Parameter) -> Part:
+    def _part(self, weight: nn.Parameter) -> PartitionedPart:
         part = deepspeed_views.whole(weight) if self.tensor_ranks is None else split_part(weight, self.tensor_ranks)
         # A table on two stages is in both stages' states, each cut where that stage's weights end: the first's count.
         tied = any(weight is shared for shared, _ in self.engine.module.get_tied_weights_and_groups())

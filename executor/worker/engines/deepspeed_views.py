@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch import nn
 
 from executor.worker.model import pieces
-from executor.worker.model.pieces import ALONE, Box, Replica, View
+from executor.worker.model.pieces import ALONE, Box, Replica, StateView
 
 
-class Part(NamedTuple):
-    """What of a weight ZeRO partitions over its ranks, and who else has that."""
+class PartitionedPart(NamedTuple):
+    """The part of a weight that ZeRO partitions over its ranks, and its other copies."""
 
     shape: tuple[int, ...]
     box: Box
@@ -30,7 +30,7 @@ class Part(NamedTuple):
     written: bool = True
 
 
-class Held(NamedTuple):
+class HeldElements(NamedTuple):
     """Elements [start, stop) of a part, which are `numel` elements of a master partition from `offset` on."""
 
     start: int
@@ -39,16 +39,16 @@ class Held(NamedTuple):
     numel: int
 
 
-def whole(weight: nn.Parameter) -> Part:
+def whole(weight: nn.Parameter) -> PartitionedPart:
     """All of a weight, sharded by stage 3 or not."""
     shape = tuple(getattr(weight, "ds_shape", weight.shape))
-    return Part(shape, tuple((0, length) for length in shape))
+    return PartitionedPart(shape, tuple((0, length) for length in shape))
 
 
 def views(
-    zero: Any, trained: Iterable[tuple[str, nn.Parameter]], part_of: Callable[[nn.Parameter], Part]
-) -> Iterator[View]:
-    """`Engine.views` of a ZeRO optimizer, of trained weights by name."""
+    zero: Any, trained: Iterable[tuple[str, nn.Parameter]], part_of: Callable[[nn.Parameter], PartitionedPart]
+) -> Iterator[StateView]:
+    """`RankEngine.views` of a ZeRO optimizer, of trained weights by name."""
     optimizer = zero.optimizer
     for master in masters(zero):
         pieces.make_state(optimizer, optimizer.param_groups[0], master)  # groups differ in their weights alone
@@ -59,11 +59,11 @@ def views(
         part, flat = part_of(weight), (found.start, found.start + found.numel)
         for kind, tensor in ((pieces.WEIGHT, found.master), *pieces.states(optimizer, found.master)):
             numbers = tensor.detach().narrow(0, found.offset, found.numel)
-            yield View(name, kind, part.shape, part.box, flat, numbers, part.replica, part.written)
+            yield StateView(name, kind, part.shape, part.box, flat, numbers, part.replica, part.written)
 
 
 def restored(zero: Any, weights: Iterable[nn.Parameter], updates: int) -> None:
-    """`Engine.restored` of a ZeRO optimizer: its counters, and the weights that modules compute with."""
+    """`RankEngine.restored` of a ZeRO optimizer: its counters, and the weights that modules compute with."""
     pieces.count_updates(zero.optimizer, updates)
     if not _stage3(zero):
         zero.update_lp_params()  # from the partitions, gathered over their ranks
@@ -107,15 +107,15 @@ def masters(zero: Any) -> list[torch.Tensor]:
     return list(zero.fp32_groups_flat_partition)
 
 
-def _held(zero: Any, weight: Any) -> Held | None:
+def _held(zero: Any, weight: Any) -> HeldElements | None:
     """This rank's range of a weight; None where its partition has nothing of it."""
     if _stage3(zero):
         group, offset, _ = zero.grad_position[zero.get_param_id(weight)]
         start = dist.get_rank(zero.dp_process_group) * weight.ds_tensor.ds_numel
         numel = min(weight.ds_tensor.ds_numel, math.prod(weight.ds_shape) - start)  # the rest is padding
-        return Held(start, masters(zero)[group], offset, numel) if numel > 0 else None
+        return HeldElements(start, masters(zero)[group], offset, numel) if numel > 0 else None
     if weight._hp_mapping is None:
         return None
     mapping = weight._hp_mapping
     within, at = mapping.lp_fragment_address, mapping.hp_fragment_address
-    return Held(within.start, masters(zero)[mapping.param_group_index], at.start, at.numel)
+    return HeldElements(within.start, masters(zero)[mapping.param_group_index], at.start, at.numel)

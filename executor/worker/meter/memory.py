@@ -1,4 +1,4 @@
-"""Which tensors are alive on this rank, moment by moment, and what each of them is for.
+"""The tensors that are alive on this rank at each moment, by their term.
 
 Counts storages, so a view is never counted twice, and says for the fullest moment of each phase how many bytes
 belong to which term of `planner.spec.plan.PhaseMemory`. Not here: when phases begin and end (meter.py), which
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from executor.worker.meter import transport
 from executor.worker.meter.kernels import KernelMode
 from executor.worker.meter.modules import Modules
-from executor.worker.meter.storages import LAYER, STATES, Change, Storage, by_term, fullest_moment
+from executor.worker.meter.storages import LAYER, STATES, StorageChange, TrackedStorage, by_term, fullest_moment
 from executor.worker.meter.traffic import FsdpUnits
 from planner.spec.plan import PhaseMemory
 
@@ -49,7 +49,7 @@ class LiveTensors(KernelMode):
         """`vocab` are the widths that only logits have: the vocabulary, and a rank's part of it."""
         super().__init__()
         self.device_type, self.vocab = device_type, vocab
-        self._alive: dict[int, Storage] = {}
+        self._alive: dict[int, TrackedStorage] = {}
         self._parameters: dict[int, weakref.ref[nn.Parameter]] = {}
         self._scope = Modules()
         self._units = FsdpUnits(self._note_gathered)
@@ -57,15 +57,15 @@ class LiveTensors(KernelMode):
         self._resize: Any = None
         self.phase = ""
         self._recording = False
-        self._start: dict[Storage, int] = {}
-        self._changes: list[Change] = []
-        self._recomputed: list[Storage] = []
-        self._newborn: Storage | None = None
-        self._transports: list[Storage] = []
+        self._start: dict[TrackedStorage, int] = {}
+        self._changes: list[StorageChange] = []
+        self._recomputed: list[TrackedStorage] = []
+        self._newborn: TrackedStorage | None = None
+        self._transports: list[TrackedStorage] = []
         self._handed_over: list[weakref.ref[Tensor]] = []
         self._now = ("", "")  # operation and module under way, for changes that happen inside it
-        self.fullest: dict[str, dict[Storage, int]] = {}
-        self.history: list[tuple[str, dict[Storage, int], list[Change]]] = []
+        self.fullest: dict[str, dict[TrackedStorage, int]] = {}
+        self.history: list[tuple[str, dict[TrackedStorage, int], list[StorageChange]]] = []
 
     # Following storages.
 
@@ -163,14 +163,14 @@ class LiveTensors(KernelMode):
                     storage.was_grad |= grad.nbytes == storage.bytes
                     storage.holds_grads |= grad.nbytes < storage.bytes
 
-    def _storage_of(self, tensor: Tensor, adopted: bool = False) -> Storage | None:
+    def _storage_of(self, tensor: Tensor, adopted: bool = False) -> TrackedStorage | None:
         if tensor.layout is not torch.strided or tensor.device.type != self.device_type:
             return None
         if is_traceable_wrapper_subclass_type(type(tensor)):
             return None  # its own storage is a size without memory; the tensor within is seen by itself
         return self._look(tensor.untyped_storage(), tuple(tensor.shape), adopted)
 
-    def _look(self, raw: torch.UntypedStorage, shape: tuple[int, ...], adopted: bool = False) -> Storage | None:
+    def _look(self, raw: torch.UntypedStorage, shape: tuple[int, ...], adopted: bool = False) -> TrackedStorage | None:
         if raw.device.type != (self.storage_type or self.device_type):
             return None
         key = raw._cdata
@@ -179,7 +179,7 @@ class LiveTensors(KernelMode):
             op, path = self._now
             # What no operation made while a phase runs was made by a transport (gloo copies a reduce-scatter's input).
             in_engine = self._units.current() != "" or (adopted and self._recording)
-            storage = Storage(key, op, path, self.phase, shape, in_engine)
+            storage = TrackedStorage(key, op, path, self.phase, shape, in_engine)
             self._alive[key] = self._newborn = storage
             if adopted and self._recording and self.transports_hold and torch.distributed.is_initialized():
                 # In one process nothing travels: a view's or a checkpoint's own storage is not worth a wait.
@@ -196,11 +196,11 @@ class LiveTensors(KernelMode):
             storage.watch = None
             self._change(storage, -storage.bytes)
 
-    def _change(self, storage: Storage, delta: int) -> None:
+    def _change(self, storage: TrackedStorage, delta: int) -> None:
         if delta:
             storage.bytes += delta
             if self._recording:
-                self._changes.append(Change(storage, delta, *self._now))
+                self._changes.append(StorageChange(storage, delta, *self._now))
 
     def _settle_recompute(self) -> None:
         # Asked at the first operation after the recomputed part: what is alive now was recomputed to be used.
@@ -219,7 +219,7 @@ class LiveTensors(KernelMode):
         given, self._handed_over = self._handed_over, []
         transport.settle(lambda: any(one.bytes for one in made) or any(_held_by_others(one()) for one in given))
 
-    def _followed(self) -> list[Storage]:
+    def _followed(self) -> list[TrackedStorage]:
         """All storages alive now, as a copy: a transport's thread may end one at any time."""
         return list(self._alive.values())
 

@@ -15,7 +15,7 @@ import torch
 
 from executor.worker.meter.memory import LiveTensors, StateTensors
 from executor.worker.meter.modules import Modules
-from executor.worker.meter.traffic import Call, Traffic, collectives, sends_activations
+from executor.worker.meter.traffic import CollectiveCall, TrafficMeter, collectives, sends_activations
 from planner.spec.plan import PhaseMemory, Plan
 from planner.spec.record import MEMORY_STEP, TRAFFIC_STEP, Measured
 
@@ -52,7 +52,7 @@ class Meter:
         self._modules = Modules()
         self._memory: tuple[PhaseMemory, ...] = ()
         self._allocator: dict[str, float] = {}
-        self.calls: list[Call] = []
+        self.calls: list[CollectiveCall] = []
         """The traffic step's collectives so far."""
         self._step_s: list[float] = []
 
@@ -100,7 +100,7 @@ class Meter:
                 if self._live is None and sends_activations(self._layout):
                     self._modules.install()
                     stack.callback(self._modules.remove)
-                traffic = stack.enter_context(Traffic(self._layout, lambda: self._phase, self._path))
+                traffic = stack.enter_context(TrafficMeter(self._layout, lambda: self._phase, self._path))
                 self.calls = traffic.calls
             yield
             self._wait()
@@ -123,7 +123,7 @@ class Meter:
                 self._phase = "step"
 
     def result(self) -> Measured:
-        """What was measured. A run that ends before the measured steps has only what it reached."""
+        """The measurements. A run that ends before the measured steps has only those it reached."""
         if self._live is not None and self._entered:
             self._conclude()
         self._note_device("steps")

@@ -1,4 +1,4 @@
-"""Which module of the model is at work, in forward, backward and recomputation.
+"""The module of the model that is running, in forward, backward and recomputation.
 
 Not here: what is asked by it: storages (memory.py) and collectives (traffic.py).
 """
@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 
 class Modules:
-    """Which module is running: by hooks in forward and recompute, by the autograd node's number in backward."""
+    """The running module: by hooks in forward and recompute, by the autograd node's number in backward."""
 
     def __init__(self) -> None:
         self._stack: list[str] = []

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from executor.folder.rundir import write_of_rank
-from executor.worker.meter.spans import PASS, STEP, Event, Named, bounded, spans_of
-from executor.worker.meter.traffic import Call, group_name
+from executor.worker.meter.spans import PASS, STEP, Event, NamedCollective, bounded, spans_of
+from executor.worker.meter.traffic import CollectiveCall, group_name
 from planner.basics.units import MICRO
 from planner.parallelism.groups import coordinates
 from planner.spec.plan import Plan
@@ -31,7 +31,7 @@ class Profiling:
 
     def __init__(self, plan: Plan, folder: Path, rank: int, device: torch.device, asked: int | None) -> None:
         self._plan, self._folder, self._rank, self._device, self._asked = plan, folder, rank, device, asked
-        self._recorded: tuple[profile, int, list[Call]] | None = None
+        self._recorded: tuple[profile, int, list[CollectiveCall]] | None = None
 
     @contextmanager
     def around(self, meter: Any, step: int, count: int) -> Iterator[Any]:
@@ -50,12 +50,12 @@ class Profiling:
         self._recorded = recorded, step + 1, getattr(meter, "calls", [])
 
     def write(self) -> bool:
-        """Write what was recorded, if the step before was, and whether it was. All ranks call it, after what they say
-        of the step."""
+        """Write the recording of the previous step, if there is one; whether there was. All ranks call it, after they
+        report the step."""
         if self._recorded is None:
             return False
         (recorded, step, calls), self._recorded, layout = self._recorded, None, self._plan.layout
-        named = [Named(call.op, group_name(layout, call.ranks, call.op), call.unit) for call in calls]
+        named = [NamedCollective(call.op, group_name(layout, call.ranks, call.op), call.unit) for call in calls]
         step_s, spans = spans_of(events_of(recorded), named)
         kept, left_out, left_out_s = bounded(spans)
         found = Profile(
@@ -93,7 +93,7 @@ class Recording:
 
 
 def events_of(recorded: profile) -> list[Event]:
-    """What the profiler saw, in seconds."""
+    """The profiler's events, in seconds."""
     return [
         Event(
             event.name,

@@ -42,8 +42,8 @@ class Event(NamedTuple):
     on_device: bool = False
 
 
-class Named(NamedTuple):
-    """What is known of a collective beside its operation, from the step whose traffic was measured."""
+class NamedCollective(NamedTuple):
+    """A collective's group and unit beside its operation, from the step whose traffic was measured."""
 
     op: str
     group: str
@@ -53,7 +53,7 @@ class Named(NamedTuple):
 Interval = tuple[float, float]
 
 
-def spans_of(events: Sequence[Event], calls: Sequence[Named]) -> tuple[float, list[Span]]:
+def spans_of(events: Sequence[Event], calls: Sequence[NamedCollective]) -> tuple[float, list[Span]]:
     """(seconds of the step, its spans since it began). `calls` are the collectives of another steady step in the order
     in which they were made: where as many of an operation were recorded, each bears its group and unit.
 
@@ -80,7 +80,7 @@ def spans_of(events: Sequence[Event], calls: Sequence[Named]) -> tuple[float, li
 
 
 def bounded(spans: Sequence[Span], most: int = MOST_SPANS) -> tuple[tuple[Span, ...], int, float]:
-    """As many spans as a file takes, the longest; how many are left out, and their seconds."""
+    """The longest spans, as many as a file takes; the number that are left out, and their seconds."""
     if len(spans) <= most:
         return tuple(spans), 0, 0.0
     by_length = sorted(spans, key=lambda span: -span.seconds)
@@ -121,7 +121,7 @@ def _passes(events: Sequence[Event], step: Event, sent: Sequence[Event], on_devi
         kind, _, number = event.name.removeprefix(PASS).partition(" ")
         whole = (event.start_s, event.end_s)
         pieces = _within(busy, whole)
-        if not on_device:  # an interpreter between two operations works as well, as long as it waits for nobody
+        if not on_device:  # an interpreter between two operations works as well, as long as it waits for no other rank
             idle = [gap for gap in _gaps(pieces, whole) if gap[1] - gap[0] >= LEAST_WAIT_S]
             waited = [piece for gap in idle for piece in _within(under_way, gap) if piece[1] - piece[0] >= LEAST_WAIT_S]
             pieces = _gaps(waited, whole)
@@ -145,12 +145,15 @@ def _sent(event: Event, on_device: bool) -> tuple[str, Event] | None:
 
 
 def _collectives(
-    sent: Sequence[tuple[str, Event]], calls: Sequence[Named], waits: Sequence[Interval], done_by: dict[str, str]
+    sent: Sequence[tuple[str, Event]],
+    calls: Sequence[NamedCollective],
+    waits: Sequence[Interval],
+    done_by: dict[str, str],
 ) -> list[Span]:
     by_op: dict[str, list[Event]] = defaultdict(list)
     for op, event in sent:
         by_op[op].append(event)
-    known: dict[str, list[Named]] = defaultdict(list)
+    known: dict[str, list[NamedCollective]] = defaultdict(list)
     for made in calls:
         known[done_by.get(made.op, made.op)].append(made)
     found = []
@@ -201,7 +204,7 @@ def _within(intervals: Iterable[Interval], whole: Interval) -> list[Interval]:
 
 
 def _gaps(intervals: Iterable[Interval], whole: Interval) -> list[Interval]:
-    """What is left of an interval."""
+    """The remaining parts of an interval."""
     found: list[Interval] = []
     now = whole[0]
     for start_s, end_s in _union(_within(intervals, whole), 0.0):

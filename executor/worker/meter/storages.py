@@ -21,7 +21,7 @@ STATES = ("params", "grads", "optimizer", "buckets")
 
 
 @dataclass(slots=True, eq=False)
-class Storage:
+class TrackedStorage:
     """One storage from birth to death: its bytes now, where it was born, and what it was seen doing.
 
     What it is *for* is often known only later (a tensor made in forward may or may not be kept for backward), so
@@ -36,7 +36,7 @@ class Storage:
     in_engine: bool
     bytes: int = 0
     state: str = ""
-    copied_from: Storage | None = None
+    copied_from: TrackedStorage | None = None
     was_parameter: bool = False
     was_grad: bool = False
     holds_grads: bool = False
@@ -46,7 +46,7 @@ class Storage:
     watch: weakref.ref[Any] | None = None
 
     def term(self, phase: str) -> str:
-        """Which term its bytes count under in `phase`; the first fact that holds decides."""
+        """The term of its bytes in `phase`; the first fact that holds decides."""
         if self.state:
             return self.state
         if self.was_parameter:
@@ -67,16 +67,16 @@ class Storage:
         return "buckets" if self.in_engine else "temporaries"
 
 
-class Change(msgspec.Struct, frozen=True):
+class StorageChange(msgspec.Struct, frozen=True):
     """Bytes that came (positive) or went in one operation."""
 
-    storage: Storage
+    storage: TrackedStorage
     delta: int
     op: str
     path: str
 
 
-def fullest_moment(start: dict[Storage, int], changes: list[Change]) -> dict[Storage, int]:
+def fullest_moment(start: dict[TrackedStorage, int], changes: list[StorageChange]) -> dict[TrackedStorage, int]:
     """Bytes by storage when most are live, from those at the start of a phase and its changes."""
     total = best = sum(start.values())
     best_at = 0
@@ -90,7 +90,7 @@ def fullest_moment(start: dict[Storage, int], changes: list[Change]) -> dict[Sto
     return {storage: size for storage, size in moment.items() if size}
 
 
-def by_term(moment: dict[Storage, int], phase: str) -> dict[str, float]:
+def by_term(moment: dict[TrackedStorage, int], phase: str) -> dict[str, float]:
     """Bytes by term of one moment of a phase."""
     terms = dict.fromkeys(TERMS, 0.0)
     for storage, size in moment.items():

@@ -40,7 +40,7 @@ _C10D: dict[str, tuple[str, int, bool]] = {
     "gather_": ("gather", 1, True),
     "scatter_": ("scatter", 0, True),
     "alltoall_": ("all_to_all", 1, False),
-    "send": ("send", 0, False),  # what is received was sent by somebody, and counts there
+    "send": ("send", 0, False),  # counted where it is sent
     "barrier": ("barrier", 0, False),
 }
 # The functional forms are named after these, as all_gather_into_tensor_coalesced is: all take the input first and the
@@ -48,7 +48,7 @@ _C10D: dict[str, tuple[str, int, bool]] = {
 _FUNCTIONAL = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
 
 
-class Call(msgspec.Struct, frozen=True):
+class CollectiveCall(msgspec.Struct, frozen=True):
     """One call as this rank made it."""
 
     op: str
@@ -58,15 +58,15 @@ class Call(msgspec.Struct, frozen=True):
     payload_bytes: int
 
 
-class Traffic(KernelMode):
+class TrafficMeter(KernelMode):
     """While entered, notes every collective; `phase`, and `path` for the module at work, are asked at each call."""
 
     def __init__(self, layout: Layout, phase: Callable[[], str], path: Callable[[], str] = str) -> None:
         super().__init__()
         self._layout, self._phase, self._path, self._units = layout, phase, path, FsdpUnits()
-        self.calls: list[Call] = []
+        self.calls: list[CollectiveCall] = []
 
-    def __enter__(self) -> Traffic:
+    def __enter__(self) -> TrafficMeter:
         self._units.install()
         super().__enter__()
         return self
@@ -104,13 +104,13 @@ class Traffic(KernelMode):
         whole_numbers = any(tensor.dtype == torch.int64 for tensor in tensors)
         size = 0 if op == "barrier" else size * (len(ranks) if times_group else 1)
         phase = self._phase().removesuffix(".next")
-        self.calls.append(Call(op, ranks, self._unit(op, ranks, phase, whole_numbers), phase, size))
+        self.calls.append(CollectiveCall(op, ranks, self._unit(op, ranks, phase, whole_numbers), phase, size))
 
     def _unit(self, op: str, ranks: tuple[int, ...], phase: str, whole_numbers: bool) -> str:
         if unit := self._units.current():
             return unit
         if self._layout.cp > 1 and (op == "all_to_all" or whole_numbers):
-            return "layer"  # attention's heads and positions; nobody else sends either
+            return "layer"  # attention's heads and positions; no other module sends either
         if phase in ("forward", "backward") and group_name(self._layout, ranks, op) in ("tp", "ep"):
             path = self._path()
             return "layer" if LAYER.search(path) else "embed" if "embed_tokens" in path else "tail"
@@ -120,7 +120,7 @@ class Traffic(KernelMode):
 
 
 def sends_activations(layout: Layout) -> bool:
-    """Whether modules send what they compute, told apart by the module that sends."""
+    """Whether modules send their results, so that traffic names the sending module."""
     return layout.tp > 1 or layout.ep > 1
 
 
@@ -150,7 +150,7 @@ def group_name(layout: Layout, ranks: tuple[int, ...], op: str = "") -> str:
     return "world" if len(ranks) == layout.world_size else "ranks " + ",".join(map(str, sorted(ranks)))
 
 
-def collectives(calls: list[Call], layout: Layout) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+def collectives(calls: list[CollectiveCall], layout: Layout) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
     """The calls summed by key: those that carry model data, and the small ones (control) apart."""
     sums: dict[tuple[bool, str, str, int, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for call in calls:
@@ -169,7 +169,7 @@ def collectives(calls: list[Call], layout: Layout) -> tuple[tuple[Collective, ..
 class FsdpUnits:
     """While installed, knows which FSDP2 unit is gathering weights or reducing gradients.
 
-    `gathered` is told every whole weight that a unit has waited for.
+    `gathered` is called with every whole weight that a unit has waited for.
     """
 
     def __init__(self, gathered: Callable[[Tensor], None] | None = None) -> None:
@@ -209,7 +209,7 @@ class FsdpUnits:
 
 
 def fsdp_unit(modules: tuple[nn.Module, ...], fqn: str | None) -> str:
-    """What an FSDP2 unit is by the name and kind of its modules: layer, embed or tail.
+    """The kind of an FSDP2 unit by its modules' names and classes: layer, embed or tail.
 
     The root is tail too: all that it has of its own is GPT-2's table of positions, which it gathers beside the tail.
     Experts that are spread over ranks are a unit within their layer.

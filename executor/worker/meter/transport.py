@@ -24,7 +24,7 @@ LOOK_S = 0.0005
 QUIET_LOOKS = 3
 """Looks in a row that must find the threads asleep: one may sleep for a moment because it waits for Python's lock."""
 LONGEST_S = 20.0
-"""Beyond any delay that a scheduler makes; a thread that runs so long does something else."""
+"""Beyond any delay that a scheduler makes; a thread that runs longer does something else."""
 LONGEST_UNSEEN_S = 0.05
 """The longest pause where a thread's state cannot be read."""
 

@@ -20,7 +20,7 @@ from planner.spec.job import Lora
 
 MAGNITUDE = ".lora_magnitude_vector."
 """In the name of a matrix's magnitudes."""
-Named: TypeAlias = tuple[str, Callable[[torch.Tensor], torch.Tensor]]
+NamedWeight: TypeAlias = tuple[str, Callable[[torch.Tensor], torch.Tensor]]
 """A weight's ordinary name, and its numbers once they are asked for (values.Value)."""
 WEIGHTS = "adapter_model.safetensors"
 """What `peft.PeftModel.from_pretrained` looks for in a folder, beside its configuration."""
@@ -59,7 +59,7 @@ def _config(lora: Lora, **more: Any) -> Any:
 
 
 def ordinary_name(name: str) -> str:
-    """What Transformers calls a weight that carries an adapter or has a copy; an adapter is `<module>.lora_A.weight`, a
+    """Transformers' name of a weight that carries an adapter or has a copy; an adapter is `<module>.lora_A.weight`, a
     copy `<module>.modules_to_save.weight`."""
     return name.replace(".base_layer.", ".").replace(".original_module.", ".").replace(".default.", ".")
 
@@ -70,8 +70,8 @@ def is_adapter(name: str) -> bool:
 
 
 def saved_name(name: str) -> str | None:
-    """What a folder of adapters calls a weight: an adapter, or the copy of a module, which has the module's own name.
-    None of a weight of the base."""
+    """The name of a weight in a folder of adapters: an adapter, or the copy of a module, which has the module's own
+    name. None for a weight of the base."""
     ordinary = ordinary_name(name)
     return ordinary.replace(COPY, ".") if COPY in ordinary else ordinary if is_adapter(name) else None
 
@@ -81,7 +81,7 @@ def is_magnitude(name: str) -> bool:
     return MAGNITUDE in name
 
 
-def with_copies(values: Iterable[Named], model: nn.Module) -> Iterator[Named]:
+def with_copies(values: Iterable[NamedWeight], model: nn.Module) -> Iterator[NamedWeight]:
     """A model's weights one after the other, each with its trained copy, which begins with the same numbers in memory
     of its own, and with its magnitudes: adapters begin as nothing beside it."""
     names = {ordinary_name(name) for name, _ in model.named_parameters()}

@@ -15,19 +15,19 @@ from torch.distributed.tensor import DTensor
 
 from executor.worker.model.adapters import ordinary_name
 from executor.worker.model.quantized import awaits_codes, quantized
-from executor.worker.model.values import Value, Values, part
+from executor.worker.model.values import WeightValue, WeightValues, part
 
-Kept = Callable[[nn.Parameter], None]
+OnWeightFilled = Callable[[nn.Parameter], None]
 """Called with each weight that is whole, once it has its numbers and before the next one comes."""
 
 
 def fill(
     model: Any,
-    values: Values,
+    values: WeightValues,
     device: torch.device,
     *,
     made_on: torch.device | None = None,
-    kept: Kept | None = None,
+    kept: OnWeightFilled | None = None,
     only: Iterable[nn.Parameter] | None = None,
 ) -> Any:
     """Give every weight without data its memory on `device`, and its numbers; a sharded one on the rank it is on.
@@ -69,7 +69,7 @@ def fill(
     return model
 
 
-def _quantise(linear: Any, value: Value, device: torch.device) -> nn.Parameter:
+def _quantise(linear: Any, value: WeightValue, device: torch.device) -> nn.Parameter:
     """Make a 4-bit linear's codes of the whole weight, and keep them, or this rank's part of them."""
     codes = quantized(linear, value(torch.empty(0, dtype=linear.compute_dtype, device="meta")), device)
     held: Any = linear.weight
@@ -82,7 +82,7 @@ def _quantise(linear: Any, value: Value, device: torch.device) -> nn.Parameter:
 
 
 def _allocate_shards(model: nn.Module, device: torch.device) -> None:
-    """Memory for every sharded weight; FSDP2 is told to look at its shards anew, as when a model is moved."""
+    """Memory for every sharded weight; FSDP2 then reads its shards again, as when a model is moved."""
     from torch.distributed.fsdp import FSDPModule
 
     made: dict[nn.Parameter, nn.Parameter] = {}  # a tied weight is found twice

@@ -20,7 +20,7 @@ from executor.worker.model import loading, recompute
 from executor.worker.model.adapters import add_adapters, is_adapter, is_magnitude, ordinary_name, with_copies
 from executor.worker.model.quantized import pack_layers
 from executor.worker.model.seeds import seed_all
-from executor.worker.model.values import Recorder, Values, drawn, stored
+from executor.worker.model.values import Recorder, WeightValues, drawn, stored
 from planner.engines.common import implementation
 from planner.parallelism.case import Case
 from planner.spec import ModelSpec, TrainingJob
@@ -33,7 +33,7 @@ class Unfilled:
     """A model without data, in the format its weights are held in, and the numbers that it is to have."""
 
     model: Any
-    values: Values
+    values: WeightValues
 
     def filled(self, device: torch.device) -> Any:
         """The model with all its weights on one device."""
@@ -70,7 +70,7 @@ def unfilled_model(plan: Plan) -> Unfilled:
         adapters = [one for one in model.named_parameters() if is_adapter(one[0]) and not is_magnitude(one[0])]
         names |= {id(weight): ordinary_name(name) for name, weight in adapters}
     # peft draws adapters in fp32 and gives them the base's format, whatever they are held in afterwards.
-    values: Values = chain(base, drawn(recorder.calls, names, job.recipe.seed, adapters=dtype))
+    values: WeightValues = chain(base, drawn(recorder.calls, names, job.recipe.seed, adapters=dtype))
     if job.adapters is not None and (job.adapters.modules_to_save or job.adapters.dora):
         values = with_copies(values, model)
     recompute.enable(model, plan)

@@ -28,7 +28,7 @@ ALONE: Replica = (0, 1)
 
 
 @dataclass(frozen=True)
-class View:
+class StateView:
     """A part of one parameter's state that this rank holds, in elements.
 
     The part is elements `flat` = [start, stop) of the box `box` = [start, stop) by dimension of the whole `shape`,
@@ -43,14 +43,14 @@ class View:
     box: Box
     flat: tuple[int, int]
     tensor: torch.Tensor
-    """1-D and contiguous; writing it changes what is trained (and `Engine.restored` completes the change)."""
+    """1-D and contiguous; writing it changes what is trained (and `RankEngine.restored` completes the change)."""
     replica: Replica = ALONE
     """(which, of how many) ranks hold the same numbers: each writes its share."""
     written: bool = True
     """False where another rank's views cover these numbers, cut otherwise."""
 
-    def share(self) -> View | None:
-        """What this rank writes: one of `replica`'s equal shares; None where that is nothing."""
+    def share(self) -> StateView | None:
+        """The part that this rank writes: one of `replica`'s equal shares; None where that is empty."""
         which, of = self.replica
         count, begin = self.tensor.numel(), self.flat[0]
         start, stop = count * which // of, count * (which + 1) // of
@@ -60,7 +60,7 @@ class View:
         return dataclasses.replace(self, flat=(begin + start, begin + stop), tensor=part, replica=ALONE)
 
 
-def held(name: str, kind: str, tensor: torch.Tensor, outside: Replica = ALONE) -> Iterator[View]:
+def held(name: str, kind: str, tensor: torch.Tensor, outside: Replica = ALONE) -> Iterator[StateView]:
     """The view of what this rank has of a tensor: all of a plain one, its shard of a DTensor; nothing of an empty one.
 
     `outside` says which of how many ranks have the same for reasons that the tensor does not show.
@@ -72,7 +72,7 @@ def held(name: str, kind: str, tensor: torch.Tensor, outside: Replica = ALONE) -
         local = local.to_local()
     if local.numel():
         flat = (0, local.numel())
-        yield View(name, kind, tuple(tensor.shape), box, flat, local.view(-1), replica)
+        yield StateView(name, kind, tuple(tensor.shape), box, flat, local.view(-1), replica)
 
 
 def _shard(tensor: DTensor, outside: Replica) -> tuple[Box, Replica]:

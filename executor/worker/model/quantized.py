@@ -133,8 +133,8 @@ def _numbers(linear: Any, codes: torch.Tensor) -> torch.Tensor:
 
 
 def scales(model: nn.Module) -> list[torch.Tensor]:
-    """What bitsandbytes keeps beside the codes of 4-bit weights: scales, their scales, and the tables of both. No
-    parameters, so no framework shards, casts or sends them."""
+    """Tensors that bitsandbytes keeps beside the codes of 4-bit weights: scales, their scales, and the tables of both.
+    No parameters, so no framework shards, casts or sends them."""
     held: list[torch.Tensor] = []
     for module in model.modules():
         state = getattr(module, "quant_state", None)

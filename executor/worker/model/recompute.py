@@ -44,7 +44,7 @@ def enable(model: Any, plan: Plan) -> None:
 
 
 def selection(how: str) -> dict[str, Any]:
-    """What tells torch's checkpoint which results to save, where some are."""
+    """The context by which torch's checkpoint saves some results."""
     return (
         {"context_fn": functools.partial(create_selective_checkpoint_contexts, _keeps)} if how == "sac:matmul" else {}
     )

@@ -1,4 +1,4 @@
-"""Which random numbers are shared by all ranks and which are each rank's own.
+"""Seeds of random numbers: shared by all ranks, or each rank's own.
 
 Weights come from one seed on every rank, because FSDP2 broadcasts nothing. Not here: the order of the data
 (data.py), which has its own generator.
@@ -19,7 +19,7 @@ def seed_all(seed: int) -> None:
 
 
 def seed_step(seed: int, step: int, data_parallel_rank: int) -> None:
-    """Before each step: what it draws (dropout) follows from these three, so that a run that goes on from a checkpoint
-    draws the same and no generator has to be saved. Ranks that see other sequences draw other numbers."""
+    """Before each step: what it draws (dropout) follows from these three, so that a resumed run draws the same and no
+    generator has to be saved. Ranks that see other sequences draw other numbers."""
     found = hashlib.sha256(f"{seed} {step} {data_parallel_rank}".encode()).digest()
     seed_all(int.from_bytes(found[:8], "little") >> 1)

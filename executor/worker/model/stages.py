@@ -65,7 +65,7 @@ class Head(nn.Module):
 
     @override
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        # As base.Engine._loss: the targets are shifted already, and the loss is summed over them and divided once.
+        # As base.RankEngine._loss: the targets are shifted already, and the loss is summed over them and divided once.
         loss: torch.Tensor = self._loss_function(
             logits=self.lm_head(hidden),
             labels=self.targets,
@@ -84,7 +84,7 @@ def _name(inner: Any, names: tuple[str, ...]) -> str:
 
 
 class _Nothing:
-    """What later stages add for learned positions: no tensor, and so no copy of the hidden states."""
+    """The addend of later stages for learned positions: no tensor, and so no copy of the hidden states."""
 
     def to(self, *_: Any) -> _Nothing:
         return self

@@ -25,10 +25,10 @@ from executor.worker.model.adapters import is_adapter
 from planner.basics.contents import weight_map
 from planner.basics.errors import PlannerError
 
-Value = Callable[[torch.Tensor], torch.Tensor]
+WeightValue = Callable[[torch.Tensor], torch.Tensor]
 """One weight whose numbers are not here yet: called with a target it gives what a rank holds of it, on the host: its
 local part where the target is a DTensor, else all; in the format of the target."""
-Values = Iterable[tuple[str, Value]]
+WeightValues = Iterable[tuple[str, WeightValue]]
 """The weights of one model by name, in the same order on every rank, to be walked once. Each is asked for at most once,
 before the next one comes."""
 
@@ -86,7 +86,9 @@ class _Call:
         self.func(tensor, *self.args, **kwargs)
 
 
-def drawn(calls: list[_Call], names: dict[int, str], seed: int, adapters: torch.dtype) -> Iterator[tuple[str, Value]]:
+def drawn(
+    calls: list[_Call], names: dict[int, str], seed: int, adapters: torch.dtype
+) -> Iterator[tuple[str, WeightValue]]:
     """Weights from a seed: every recorded call again, on one weight at a time.
 
     `names`: what the model calls each weight, by the identity it had when it was recorded. `adapters`: the format that
@@ -114,7 +116,7 @@ def drawn(calls: list[_Call], names: dict[int, str], seed: int, adapters: torch.
         del tensor
 
 
-def stored(folder: str, model: Any) -> list[tuple[str, Value]]:
+def stored(folder: str, model: Any) -> list[tuple[str, WeightValue]]:
     """Weights of a Transformers folder, read as they are asked for: of a plain one the bytes of a rank's part alone.
 
     Names and forms that only files have (experts one by one) become the model's by Transformers' own conversions.

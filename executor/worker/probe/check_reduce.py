@@ -61,8 +61,8 @@ def _tried(task: dict[str, Any], local: int) -> dict[str, Any]:
 
 
 def _give_up(rank: int, stage: list[str]) -> None:
-    """Say that the others are not reached, and end: gloo waits longer than it is told for an answer to its calls."""
-    error = "the ranks found each other at node 0's port, and do not reach each other on ports of their own"
+    """Report that other ranks are not reached, and exit: gloo exceeds its own time limit."""
+    error = "the ranks reach node 0's port, but not the ports of other ranks"
     _say({"rank": rank, "stage": stage[0], "unreached": True, "error": error})
     os._exit(1)
 
@@ -78,11 +78,15 @@ def _reduced(task: dict[str, Any], rank: int, local: int, stage: list[str]) -> d
         store.set("missing", json.dumps(_missing(store, world)))
     if missing := json.loads(store.get("missing")):
         time.sleep(LAST_S * (rank == 0))
-        return {"stage": "store", "missing": missing, "error": f"ranks {missing} did not come"}
+        return {"stage": "store", "missing": missing, "error": f"ranks {missing} did not join"}
     stage[0] = "mesh"
     if failed := blocked(store, task, first=local == 0):
         time.sleep(LAST_S * (rank == 0))
-        return {"stage": "mesh", "blocked": failed, "error": "hosts do not reach each other on ports of their own"}
+        return {
+            "stage": "mesh",
+            "blocked": failed,
+            "error": "hosts do not reach each other on the ports that ranks use",
+        }
     stage[0] = "group"
     impatience = threading.Timer(GROUP_S + task["more_s"], _give_up, (rank, stage))
     impatience.start()
@@ -118,7 +122,8 @@ def _missing(store: TCPStore, world: int) -> list[int]:
 
 
 def _timed(device: torch.device, size: int) -> float:
-    """Median seconds of an all-reduce of so many bytes; the number of calls is agreed on by what a first one took."""
+    """Median seconds of an all-reduce of `size` bytes; all ranks agree on the number of calls from the first one's
+    time."""
     small, large = (torch.zeros(each // 4, device=device) for each in (SMALL_BYTES, size))
     dist.all_reduce(small)
     first = torch.tensor([_once(large)], device=device)

@@ -1,4 +1,4 @@
-"""What one rank computes, timed alone: matrix products, attention, element-wise kernels, the cost of small operations.
+"""One rank's computation, timed alone: matrix products, attention, element-wise kernels, the cost of small operations.
 
 Sizes are those of training: tokens by widths, as linear modules have them. Not here: calls between ranks
 (links.py).
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from executor.worker.probe.bench import Bench, ProbeRows
 from planner.figures.work import GATE_ACCESSES, NORM_BYTES
-
-if TYPE_CHECKING:
-    from executor.worker.probe.probe import Bench
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOKENS, WIDTHS = (64, 256, 1024, 4096, 16384), (64, 128, 256, 512, 1024, 4096, 8192)
@@ -32,20 +30,19 @@ CHAINED = ((256, 256), (1024, 256), (1024, 1024), (4096, 1024))
 """Tokens and widths of the chains of element-wise kernels that model code has."""
 SMALL = 64
 """Operations in a row on a handful of elements."""
-Rows = list[dict[str, Any]]
 
 
-def compute_tables(bench: Bench) -> dict[str, Rows]:
+def compute_tables(bench: Bench) -> dict[str, ProbeRows]:
     """Every table of work on one device, by its name in planner.calibrate.probe."""
     return {table.__name__: table(bench) for table in (products, attention, sweeps, overheads)}
 
 
-def products(bench: Bench) -> Rows:
+def products(bench: Bench) -> ProbeRows:
     """The three products of a linear module in training, over some tokens and widths, in each number format.
 
     Small first, until one takes too long. Operands change from call to call, as in a step: caches hold few of them.
     """
-    rows: Rows = []
+    rows: ProbeRows = []
     sizes = itertools.product(*((64, 256), (64, 256)) if bench.task.quick else (TOKENS, WIDTHS))
     ordered = sorted(sizes, key=lambda size: size[0] * size[1] ** 2)
     for name, dtype in _formats(bench).items():
@@ -70,10 +67,10 @@ def products(bench: Bench) -> Rows:
     return rows
 
 
-def attention(bench: Bench) -> Rows:
+def attention(bench: Bench) -> ProbeRows:
     """Causal attention forward and backward, long and short sequences, at a head's usual widths."""
     sizes = [(2, 4, 128, 32), (2, 4, 256, 64), (1, 8, 1024, 64), (1, 16, 2048, 128), (2, 32, 4096, 128)]
-    rows: Rows = []
+    rows: ProbeRows = []
     for name, dtype in _formats(bench).items():
         for sequences, heads, seq_len, head_dim in sizes[:2] if bench.task.quick else sizes:
             q, k, v = (
@@ -99,9 +96,9 @@ def attention(bench: Bench) -> Rows:
     return rows
 
 
-def sweeps(bench: Bench) -> Rows:
+def sweeps(bench: Bench) -> ProbeRows:
     """Element-wise kernels over more and more memory: alone, as model code chains them, and as AdamW does."""
-    rows: Rows = []
+    rows: ProbeRows = []
     for elements in ADDED[:4] if bench.task.quick else ADDED:
         x, y = _several(bench, elements), _several(bench, elements)
         added_s = bench.seconds(lambda x=x, y=y: next(x) + next(y), PRODUCT_S)  # type: ignore[misc]
@@ -119,7 +116,7 @@ def sweeps(bench: Bench) -> Rows:
     return rows
 
 
-def _chains(bench: Bench, tokens: int, width: int) -> Rows:
+def _chains(bench: Bench, tokens: int, width: int) -> ProbeRows:
     """A norm and a gate as eager model code has them, forward and backward, with the bytes that planner.figures.work
     counts."""
     x, gate, up = (_random(bench, tokens, width).requires_grad_() for _ in range(3))
@@ -144,8 +141,8 @@ def _chains(bench: Bench, tokens: int, width: int) -> Rows:
     ]
 
 
-def overheads(bench: Bench) -> Rows:
-    """What one operation costs before its data does, alone, recorded for backward, in backward and in AdamW."""
+def overheads(bench: Bench) -> ProbeRows:
+    """The fixed cost of one operation: alone, recorded for backward, in backward and in AdamW."""
     x = _random(bench, 4)
     taped = x.clone().requires_grad_()
     weights = [torch.nn.Parameter(_random(bench, 4)) for _ in range(SMALL)]
@@ -171,7 +168,7 @@ def _chain(x: Tensor) -> Tensor:
 
 
 def _formats(bench: Bench) -> dict[str, torch.dtype]:
-    """fp16 is left out on a CPU: its products there are emulated, and nobody trains so."""
+    """fp16 is left out on a CPU: its products there are emulated and not used for training."""
     return {name: dtype for name, dtype in DTYPES.items() if bench.device.type != "cpu" or name != "fp16"}
 
 

@@ -1,4 +1,4 @@
-"""What ranks send each other, timed: collectives by size, over ranks of one node and over nodes, and their overlap.
+"""Communication between ranks, timed: collectives by size, over ranks of one node and over nodes, and their overlap.
 
 Not here: what one rank computes (compute.py), or bytes on the wire (planner.parallelism.collectives).
 """
@@ -6,13 +6,12 @@ Not here: what one rank computes (compute.py), or bytes on the wire (planner.par
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from executor.worker.probe.probe import Bench
+from executor.worker.probe.bench import Bench, ProbeRows
 
 PAYLOADS = tuple(4096 * 4**power for power in range(9))
 """Bytes: 4 KB to 256 MB."""
@@ -24,13 +23,11 @@ LONGEST_S = 0.25
 """A call that takes longer is the last of its kind; a slow network still carries some megabytes, as in a step."""
 OVERLAPPED_BYTES = 16 * 2**20
 
-Rows = list[dict[str, Any]]
 
-
-def link_tables(bench: Bench) -> dict[str, Rows]:
+def link_tables(bench: Bench) -> dict[str, ProbeRows]:
     """Tables of calls between ranks; empty for one rank alone."""
-    exchanges: Rows = []
-    overlaps: Rows = []
+    exchanges: ProbeRows = []
+    overlaps: ProbeRows = []
     each, here = bench.task.ranks_per_node, dist.get_rank()
     for parts in partitions(bench.task.nodes, each):
         made = [dist.group.WORLD if len(parts) == 1 else dist.new_group(ranks) for ranks in parts]
@@ -58,9 +55,9 @@ def partitions(nodes: int, ranks_per_node: int) -> list[list[list[int]]]:
     return [parts for parts in distinct if len(parts[0]) > 1]
 
 
-def _exchanges(bench: Bench, op: str, ranks: list[int], nodes: int, group: Any) -> Rows:
+def _exchanges(bench: Bench, op: str, ranks: list[int], nodes: int, group: Any) -> ProbeRows:
     """One operation over this rank's group, larger and larger, while the other groups do the same."""
-    rows: Rows = []
+    rows: ProbeRows = []
     for payload in FEW if bench.task.quick else PAYLOADS:
         elements = payload // 4 // len(ranks) * len(ranks)
         seconds = bench.slowest(_call(bench, op, ranks, elements, group), EACH_S)
@@ -98,7 +95,7 @@ def _handed_over(whole: torch.Tensor, ranks: list[int], group: Any) -> Callable[
     return lambda: None
 
 
-def _overlaps(bench: Bench, nodes: int) -> Rows:
+def _overlaps(bench: Bench, nodes: int) -> ProbeRows:
     """An all-reduce and matrix products that take about as long, apart and together."""
     sent = torch.zeros(OVERLAPPED_BYTES // 4, device=bench.device)
     width = 256 if bench.device.type == "cpu" else 4096

@@ -46,7 +46,7 @@ the second step."""
 
 
 def _noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, counted in _INSIDE while it runs."""
+    """The function, counted in _INSIDE while it runs."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         _INSIDE[name] += 1
@@ -153,7 +153,7 @@ def _forget_accelerate() -> None:
 
 
 def _as_on_cuda() -> list[tuple[Any, str, Any]]:
-    """What PyTorch decides by the device in Python or before any operation is dispatched, decided as for a GPU."""
+    """PyTorch's decisions by device in Python, or before any operation is dispatched, made as for a GPU."""
     from torch.nn import functional
 
     attention = functional.scaled_dot_product_attention
@@ -178,7 +178,7 @@ def _as_on_cuda() -> list[tuple[Any, str, Any]]:
 
 
 def _patches() -> list[tuple[Any, str, Any]]:
-    """What asks for real numbers or addresses, and what stands in."""
+    """Functions that ask for real numbers or addresses, and their replacements."""
     import transformers.masking_utils as masking
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -203,7 +203,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (masking, "is_tracing", lambda tensor=None: False),
         (ShardingPropagator, "_propagate_tensor_meta_non_cached", _noted("shapes", propagate)),
         (ddp.DistributedDataParallel, "_pre_forward", _noted("buckets", rebuild)),
-        # Ranks compare their weights' shapes: nobody else is there.
+        # Ranks compare their weights' shapes: no other rank is there.
         (dist, "_verify_params_across_processes", lambda *args: None),
         (ddp, "_verify_param_shape_across_processes", lambda *args, **kwargs: None),
         (DeviceMesh, "__init__", real_mesh),

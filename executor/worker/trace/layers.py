@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from executor.measure.trace import Kept, Moment
-from executor.worker.meter.storages import LAYER, TERMS, Change, Storage
+from executor.measure.trace import PhasePeak, SavedTensor
+from executor.worker.meter.storages import LAYER, TERMS, StorageChange, TrackedStorage
 from planner.spec.plan import Collective
 
 
@@ -31,7 +31,7 @@ class Phase(msgspec.Struct, frozen=True):
     """Array of (events + 1, terms)."""
 
 
-def phase_of(name: str, start: dict[Storage, int], changes: Sequence[Change]) -> Phase:
+def phase_of(name: str, start: dict[TrackedStorage, int], changes: Sequence[StorageChange]) -> Phase:
     """One entry of `LiveTensors.history`; ask after `conclude`, when each storage's use is known."""
     column = {term: place for place, term in enumerate(TERMS)}
     deltas = np.zeros((len(changes) + 1, len(TERMS)))
@@ -42,30 +42,32 @@ def phase_of(name: str, start: dict[Storage, int], changes: Sequence[Change]) ->
     return Phase(name, tuple((change.op, change.path) for change in changes), np.cumsum(deltas, axis=0))
 
 
-def kept_of(start: dict[Storage, int], tokens: int) -> tuple[Kept, ...]:
-    """What the second block keeps for its backward, and what the loss does, from what is alive when backward begins."""
+def kept_of(start: dict[TrackedStorage, int], tokens: int) -> tuple[SavedTensor, ...]:
+    """Tensors that the second block and the loss keep for backward, from those alive when backward begins."""
     found = []
     for storage, size in start.items():
         term, path = storage.term("backward"), LAYER.search(storage.path)
         if term == "activations" and path is not None and path[2] == "1":
             inside = storage.path[path.end() :].lstrip(".")
-            found.append(Kept(path=inside, op=storage.op, bytes_per_token=size / tokens))
+            found.append(SavedTensor(path=inside, op=storage.op, bytes_per_token=size / tokens))
         elif term == "logits":
-            found.append(Kept(path="loss", op=storage.op, bytes_per_token=size / tokens))
+            found.append(SavedTensor(path="loss", op=storage.op, bytes_per_token=size / tokens))
     return tuple(found)
 
 
-def fullest(phases: Sequence[Phase]) -> tuple[Moment, ...]:
+def fullest(phases: Sequence[Phase]) -> tuple[PhasePeak, ...]:
     """The fullest moment of each phase as traced, in the order of their first coming."""
     return _best([_moment(phase, phase.live) for phase in phases])
 
 
-def extrapolated(few: Sequence[Phase], more: Sequence[Phase], at: tuple[int, int], layers: int) -> tuple[Moment, ...]:
+def extrapolated(
+    few: Sequence[Phase], more: Sequence[Phase], at: tuple[int, int], layers: int
+) -> tuple[PhasePeak, ...]:
     """The fullest moments with `layers` layers, from phases traced with `at[0]` and `at[1]` layers."""
     return _best([_with_layers(*pair, at, layers) for pair in zip(few, more, strict=True)])
 
 
-def _with_layers(small: Phase, large: Phase, at: tuple[int, int], layers: int) -> Moment:
+def _with_layers(small: Phase, large: Phase, at: tuple[int, int], layers: int) -> PhasePeak:
     added = layers - at[1]
     each = 1 / (at[1] - at[0])
     forward, backward = (large.name.startswith(kind) for kind in ("forward", "backward"))
@@ -84,9 +86,9 @@ def _with_layers(small: Phase, large: Phase, at: tuple[int, int], layers: int) -
 
 
 def _done(small: Phase, large: Phase, at: tuple[int, int], rows: Any) -> Any:
-    """What the larger forward holds beyond the smaller one after its events `rows`: those of the last layer are paired
-    from where it begins, those that are the same at the end of both from the end, earlier ones have the difference
-    where the last layer begins."""
+    """The bytes that the larger forward holds beyond the smaller one after its events `rows`: those of the last layer
+    are paired from where it begins, those that are the same at the end of both from the end, earlier ones have the
+    difference where the last layer begins."""
     begin, small_begin = (
         _middle(phase, layers - 1, forward=True) for phase, layers in ((large, at[1]), (small, at[0]))
     )
@@ -107,21 +109,21 @@ def _middle(phase: Phase, layer: int, forward: bool) -> int:
     return len(phase.events)
 
 
-def _moment(phase: Phase, live: Any, added: int = 0, moved: range = range(0)) -> Moment:
+def _moment(phase: Phase, live: Any, added: int = 0, moved: range = range(0)) -> PhasePeak:
     """The fullest moment; events in `moved` are named by `added` layers more."""
     place = int(live.sum(axis=1).argmax())
     op, path = phase.events[place - 1] if place else ("", "")
     more = added if place - 1 in moved else 0
     path = LAYER.sub(lambda found: f"{found[1]}.{int(found[2]) + more}", path)
-    return Moment(phase=phase.name, op=op, path=path, terms=_terms(live[place]))
+    return PhasePeak(phase=phase.name, op=op, path=path, terms=_terms(live[place]))
 
 
 def _terms(live: Any) -> dict[str, float]:
     return dict(zip(TERMS, map(float, live), strict=True))
 
 
-def _best(moments: Sequence[Moment]) -> tuple[Moment, ...]:
-    best: dict[str, Moment] = {}
+def _best(moments: Sequence[PhasePeak]) -> tuple[PhasePeak, ...]:
+    best: dict[str, PhasePeak] = {}
     for moment in moments:
         if moment.phase not in best or moment.total > best[moment.phase].total:
             best[moment.phase] = moment

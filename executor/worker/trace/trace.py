@@ -20,11 +20,11 @@ import torch
 from msgspec.structs import replace
 
 from executor.folder.rundir import write_json
-from executor.measure.trace import Kept, Traced
+from executor.measure.trace import SavedTensor, Traced
 from executor.worker.data.rows import Batch
 from executor.worker.engines import start_engine
 from executor.worker.meter.meter import Meter, logits_widths
-from executor.worker.meter.traffic import Call, collectives
+from executor.worker.meter.traffic import CollectiveCall, collectives
 from executor.worker.model.model import build_optimizer, unfilled_model
 from executor.worker.trace.fake import FakeLiveTensors, fake_tensors, fake_world, on_plain_cpu, reduce_in_python
 from executor.worker.trace.layers import Phase, calls_of_many, extrapolated, fullest, kept_of, phase_of
@@ -39,18 +39,18 @@ MICRO_BATCHES = 3
 """Micro-batches that are run when the plan has more: the first, the last, and one for all between."""
 
 
-class Run(msgspec.Struct, frozen=True):
+class FakeRun(msgspec.Struct, frozen=True):
     """One fake run: the measured step's phases, its calls, how many had been made when each micro-batch began, and what
     the second block keeps."""
 
     phases: tuple[Phase, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[CollectiveCall, ...]
     marks: tuple[int, ...]
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[SavedTensor, ...] = ()
 
 
 def trace(plan: Plan, rank: int, *, full: bool = False, kernels: bool = False) -> Traced:
-    """What the meter of `rank` would report of one step, every layer run (`full`) or extrapolated from few.
+    """The report of `rank`'s meter for one step, every layer run (`full`) or extrapolated from few.
 
     `kernels` asks for what a block keeps, in a run of its own that recomputes nothing.
     """
@@ -76,7 +76,7 @@ def trace(plan: Plan, rank: int, *, full: bool = False, kernels: bool = False) -
     )
 
 
-def fake_run(plan: Plan, rank: int) -> Run:
+def fake_run(plan: Plan, rank: int) -> FakeRun:
     """Two steps of the trainer on fake tensors, of which the second is measured."""
     marks: list[int] = []
     layout = plan.layout
@@ -105,7 +105,7 @@ def fake_run(plan: Plan, rank: int) -> Run:
             kept = kept_of(next(start for phase, start, _ in live.history if phase == "backward"), one_pass)
         del engine, live, meter
     gc.collect()
-    return Run(phases, calls, tuple(marks), kept)
+    return FakeRun(phases, calls, tuple(marks), kept)
 
 
 def _batches(plan: Plan, meter: Meter, marks: list[int]) -> Iterator[Batch]:
@@ -118,18 +118,18 @@ def _batches(plan: Plan, meter: Meter, marks: list[int]) -> Iterator[Batch]:
         yield Batch(inputs, targets, positions if plan.job.packing == "packed" else None)
 
 
-def _kept_by_a_block(plan: Plan, rank: int) -> tuple[Kept, ...]:
+def _kept_by_a_block(plan: Plan, rank: int) -> tuple[SavedTensor, ...]:
     layout = replace(plan.layout, recompute="none", grad_accum=1)
     return fake_run(replace(_of_layers(plan, FEW[0]), layout=layout), rank).kept
 
 
 def _of_layers(plan: Plan, layers: int) -> Plan:
-    """The plan with so many layers, and no more micro-batches than differ."""
+    """The plan with `layers` layers, and no more micro-batches than differ."""
     layout = replace(plan.layout, grad_accum=min(plan.layout.grad_accum, MICRO_BATCHES))
     return replace(plan, model=replace(plan.model, layers=layers), layout=layout)
 
 
-def _all_calls(run: Run, grad_accum: int) -> list[Call]:
+def _all_calls(run: FakeRun, grad_accum: int) -> list[CollectiveCall]:
     """The step's calls with every micro-batch: those between the first and the last are all as the second."""
     calls = list(run.calls)
     if grad_accum <= MICRO_BATCHES:

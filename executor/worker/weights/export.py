@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 from executor.folder import rundir
 from executor.worker.model.adapters import merged
-from executor.worker.weights.weights import SHARD_BYTES, Writer, read
+from executor.worker.weights.weights import SHARD_BYTES, SafetensorsWriter, read
 from planner.basics import reading
 from planner.basics.errors import PlannerError
 
@@ -58,7 +58,7 @@ def export(run: Path, target: Path, dtype: str | None, shard_bytes: int, *, merg
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         weights = checked(model, read(base))
         cast = DTYPES[dtype] if dtype else None
-    with Writer(target, shard_bytes) as writer:
+    with SafetensorsWriter(target, shard_bytes) as writer:
         for name, weight in published(model, weights):
             writer.add(name, weight.to(cast) if cast and weight.is_floating_point() else weight)
     config.dtype = str(writer.dtype).removeprefix("torch.")

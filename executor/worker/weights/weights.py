@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from executor.folder.rundir import ADAPTER, WEIGHTS, base_is_checkpoint
 from executor.preflight.checkpoint import INDEX, SINGLE
 from executor.worker.data.tokenizer import own_tokenizer
-from executor.worker.engines.base import Engine
+from executor.worker.engines.base import RankEngine
 from executor.worker.model.adapters import ordinary_name, save_adapters, saved_name
 from executor.worker.model.model import model_config
 from executor.worker.model.quantized import unpacked
@@ -34,7 +34,7 @@ TIED_HEAD = "lm_head.weight"
 """What every family here calls its head (transformers 5.23); tied, it is the embedding and is kept once."""
 
 
-def save(plan: Plan, engine: Engine, folder: Path, rank: int, shard_bytes: int = SHARD_BYTES) -> None:
+def save(plan: Plan, engine: RankEngine, folder: Path, rank: int, shard_bytes: int = SHARD_BYTES) -> None:
     """Write RUN/weights on rank 0, from every rank's part; it is there whole or not at all.
 
     Adapters go to RUN/adapter as peft saves them, and RUN/weights is the base that they were trained on. A base that
@@ -48,7 +48,7 @@ def save(plan: Plan, engine: Engine, folder: Path, rank: int, shard_bytes: int =
     keep = not base_is_checkpoint(plan)
     adapters: dict[str, torch.Tensor] = {}
     try:
-        with Writer(partial, shard_bytes) as writer:
+        with SafetensorsWriter(partial, shard_bytes) as writer:
             for name, weight in unpacked(engine.model, engine.weights()):
                 if (saved := saved_name(name)) is not None:
                     adapters[saved] = weight.detach().cpu().contiguous()
@@ -70,7 +70,7 @@ def save(plan: Plan, engine: Engine, folder: Path, rank: int, shard_bytes: int =
             shutil.rmtree(folder / f"{name}.partial", ignore_errors=True)
 
 
-class Writer:
+class SafetensorsWriter:
     """Weights into safetensors files of at most `shard_bytes`, holding one file's worth; an index where there are more.
 
     The files get their final names at the end: only then is it known how many they are.
@@ -86,7 +86,7 @@ class Writer:
         self._held: dict[str, torch.Tensor] = {}
         self._held_bytes = 0
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> SafetensorsWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -1,4 +1,4 @@
-"""What a rank writes of its own end when that is a bad one: failed/rank-N.json, which executor.watch.failures reads.
+"""A failing rank's report of its own end: failed/rank-N.json, which executor.watch.failures reads.
 
 A rank that is killed, or that leaves through `os._exit`, writes nothing: its agent knows its exit code. Not here: who
 is to blame (executor/watch/failures.py), or what the file holds (executor.folder.rundir.RankError).
@@ -26,7 +26,7 @@ LONGEST = 400
 
 @contextmanager
 def recorded(folder: Path) -> Iterator[None]:
-    """Write down whatever ends what is inside, and let it go on."""
+    """Record an exception of the code inside, and re-raise it."""
     try:
         yield
     except BaseException as error:

@@ -24,7 +24,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def limit_memory(device: torch.device, limit_bytes: float) -> None:
-    """From now on this process may take so many bytes: of the GPU in all, of address space beside what it has on CPU.
+    """Limit this process to `limit_bytes`: of the GPU in all, of address space beside its present use on a CPU.
 
     On a GPU the caching allocator refuses (`set_per_process_memory_fraction`), on CPU the kernel does (RLIMIT_AS).
     The latter counts address space, not memory: a large tensor is refused when it is made, while small ones hide in

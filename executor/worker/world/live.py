@@ -13,20 +13,20 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from executor.preflight.contract import Live
+from executor.preflight.contract import WrappedScript
 
 DEEPSPEED, FSDP2, FSDP1, DDP = "DeepSpeedEngine", "FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel"
 HOMES = ("deepspeed.", "torch.")
 """Where these classes are: another's class of the same name is not meant."""
 
 
-def live(optimizer: Any = None) -> Live:
+def live(optimizer: Any = None) -> WrappedScript:
     """This process's world, and what the weights of the optimizer that steps are wrapped in.
 
     Under DeepSpeed the optimizer holds partitions, not the module's weights, so the engine is the one there is.
     """
     world, rank = _world()
-    held = _weights_of(optimizer)
+    held = {id(weight): weight for group in getattr(optimizer, "param_groups", ()) for weight in group["params"]}
     wrappers: dict[str, Any] = {}
     for module in _modules():
         for kind in type(module).__mro__:
@@ -37,11 +37,11 @@ def live(optimizer: Any = None) -> Live:
     of_fsdp1, of_ddp = partial(_of_group, "fsdp1", FSDP1), partial(_of_group, "ddp", DDP)
     for name, read in ((DEEPSPEED, _of_deepspeed), (FSDP2, _of_fsdp2), (FSDP1, of_fsdp1), (DDP, of_ddp)):
         if name in wrappers:
-            return Live(world_size=world, rank=rank, **read(wrappers[name]))
+            return WrappedScript(world_size=world, rank=rank, **read(wrappers[name]))
     if (sharded := _sharded(held.values())) is None:
-        return Live(world_size=world, rank=rank)
+        return WrappedScript(world_size=world, rank=rank)
     ranks = math.prod(sharded.device_mesh.shape)
-    return Live(world_size=world, rank=rank, engine="dtensor", wrapper="DTensor", ranks=ranks)
+    return WrappedScript(world_size=world, rank=rank, engine="dtensor", wrapper="DTensor", ranks=ranks)
 
 
 def _world() -> tuple[int, int]:
@@ -49,11 +49,6 @@ def _world() -> tuple[int, int]:
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return 1, 0
     return dist.get_world_size(), dist.get_rank()
-
-
-def _weights_of(optimizer: Any) -> dict[int, Any]:
-    groups = getattr(optimizer, "param_groups", ())
-    return {id(weight): weight for group in groups for weight in group["params"]}
 
 
 def _modules() -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a rank tells of its way into the run's process group: states/rank-N.json, which executor.watch.rollcall reads.
+"""A rank's state while it joins the run's process group: states/rank-N.json, which executor.watch.rollcall reads.
 
 Whoever calls torch's `init_process_group` there, a framework or a person's own script, is heard. Not here: the process
 group that a rank found itself in (mesh.py, live.py).

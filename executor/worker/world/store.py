@@ -1,6 +1,6 @@
 """torch's store, listening on node 0's one address: by itself it listens on every address of the host.
 
-Of an agent that makes it for its ranks, and of ranks that make their own. Not here: what ranks say through it.
+Of an agent that makes it for its ranks, and of ranks that make their own. Not here: the messages of ranks (words.py).
 """
 
 from __future__ import annotations

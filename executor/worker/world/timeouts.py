@@ -1,4 +1,4 @@
-"""How long a collective waits for the other ranks: one number for every process group, whoever makes it.
+"""Timeout of collectives: one number for every process group, whoever makes it.
 
 The supervisor finds a hang far earlier (executor/watch/hangs.py); this is for what it cannot see. Not here: rendezvous.
 """
@@ -28,7 +28,7 @@ def set_default(seconds: float = GROUP_S) -> None:
 
 
 def default() -> timedelta:
-    """What a process group gets for which nobody gives one."""
+    """The timeout of a process group that is made without one."""
     return distributed_c10d.default_pg_timeout
 
 

@@ -1,4 +1,4 @@
-"""How long this rank waits for others in collectives, and so how long it is busy itself in a step.
+"""Time that this rank waits for others in collectives, and so its own busy time in a step.
 
 Counted where a collective blocks the thread that trains, which over gloo is all waiting there is. NCCL's waits are on
 the device's streams, where the host's clock does not see them: of a rank on a GPU nothing is said. Not here: comparing
@@ -77,14 +77,14 @@ def at_the_end_of(loss: torch.Tensor) -> Iterator[None]:
             _waited_s += time.perf_counter() - computed[-1]
 
 
-class Turn:
+class BusyClock:
     """A step of this rank, from now on."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._begun, self._waited_s = device, time.perf_counter(), _waited_s
 
     def busy_s(self) -> float:
-        """Seconds since, less those waited for other ranks; 0 where that cannot be told."""
+        """Seconds since the start, less those waited for other ranks; 0 where the device does not show it."""
         if self._device.type != "cpu":
             return 0.0
         return time.perf_counter() - self._begun - (_waited_s - self._waited_s)

@@ -1,4 +1,4 @@
-"""What the interfaces of this rank's node sent in each step, where nothing but the run sends on them.
+"""Bytes that the interfaces of this rank's node sent in each step, where only the run uses them.
 
 Read from the counters of the process's own network namespace. Not here: what ranks gave their collectives (traffic.py).
 """
@@ -32,7 +32,7 @@ class WireCounter:
         self._passed = 0
 
     def begin(self) -> None:
-        """What was sent so far belongs to no step."""
+        """Bytes sent so far belong to no step."""
         if self._interfaces:
             self._seen = self._read() or self._give_up()
 

@@ -1,4 +1,4 @@
-"""What ranks say to each other beside tensors: JSON in tensors of bytes, so that nothing a peer sends is unpickled.
+"""Messages between ranks beside tensors: JSON in tensors of bytes, so that nothing a peer sends is unpickled.
 
 Every rank calls `gathered` and `of_rank_0`; `send` and `receive` are between two. Not here: what is said.
 """
@@ -17,7 +17,7 @@ Kind = TypeVar("Kind")
 
 
 def gathered(value: Any, kind: type[Kind] | Any = Any) -> list[Any]:
-    """What every rank says, by rank, each read as `kind`."""
+    """Every rank's message, by rank, each read as `kind`."""
     own = _packed(value)
     sizes = [torch.zeros(1, dtype=torch.int64, device=own.device) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, _size(own))
@@ -28,7 +28,7 @@ def gathered(value: Any, kind: type[Kind] | Any = Any) -> list[Any]:
 
 
 def of_rank_0(value: Any, kind: type[Kind] | Any = Any) -> Any:
-    """What rank 0 says, read as `kind`; what the others say is not heard."""
+    """Rank 0's message, read as `kind`; those of other ranks are ignored."""
     own = _packed(value)
     size = _size(own)
     dist.broadcast(size, 0)
@@ -45,7 +45,7 @@ def send(value: Any, to: int) -> None:
 
 
 def receive(source: int, kind: type[Kind] | Any = Any) -> Any:
-    """What a rank sends this one, read as `kind`."""
+    """A message of another rank, read as `kind`."""
     size = torch.zeros(1, dtype=torch.int64, device=_device())
     dist.recv(size, source)
     said = torch.zeros(int(size), dtype=torch.uint8, device=size.device)
@@ -54,7 +54,7 @@ def receive(source: int, kind: type[Kind] | Any = Any) -> Any:
 
 
 def _device() -> torch.device:
-    """Where tensors of the ranks' group lie."""
+    """The device of the ranks' group."""
     on_cpu = "cpu:" in str(dist.get_backend_config())
     return torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
 

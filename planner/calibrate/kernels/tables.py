@@ -15,7 +15,6 @@ import msgspec
 
 from planner.basics import reading
 from planner.basics.errors import PlannerError
-from planner.calibrate.kernels.tuning import SOURCES, Case, untuned
 
 MICRO = 1e-6
 KINDS: dict[str, tuple[str, ...]] = {
@@ -28,7 +27,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "collective": ("gpu", "op", "gpus", "elements", "element_bytes"),
     "training": ("gpu", "op", "peak_tflops", "shape"),
 }
-"""Kind of table -> the columns that it must have; `us`, microseconds measured, may be missing or empty."""
+"""Kind of table -> the columns that it must have; `us`, microseconds measured, may be missing or empty. Of experts
+`untuned` is 1 where a kernel ran that was not tuned for them."""
 FORMATS = {"bfloat16": "bf16", "float16": "fp16"}
 POWER_LAW = re.compile(r"power_law_(\d+(?:\.\d+)?)$")
 NOT_GATED = "nongated"
@@ -134,15 +134,9 @@ def _experts(known: Mapping[str, str]) -> Read:
     if sizes["num_experts"] % sizes["moe_ep_size"]:
         raise ValueError("experts that do not divide among the ranks are not known")
     sizes["exponent"] = float(found[1]) if found else 0.0
-    # Of the chips that this plan was for, Hopper's alone have a first kernel that is told apart (`first_tile`).
-    sizes["tuned"] = float(known.get("kernel_source") not in SOURCES or _case(known, sizes) not in untuned())
+    sizes["tuned"] = float(known.get("untuned") != "1")
     sizes["gates"] = 1.0 if NOT_GATED in known.get("kernel_source", "") else 2.0
     return FORMATS.get(known["moe_dtype"], known["moe_dtype"]), sizes, _measured(known)
-
-
-def _case(known: Mapping[str, str], sizes: Sizes) -> Case:
-    hidden, inter, top_k, experts, tensor, ranks = (int(sizes[name]) for name in KINDS["experts"][3:-1])
-    return Case(known["moe_dtype"], hidden, inter, top_k, experts, tensor, ranks, sizes["exponent"])
 
 
 def _collective(known: Mapping[str, str]) -> Read:

@@ -17,13 +17,14 @@ import click
 
 from planner.basics import command
 from planner.basics.output import may_write, write_whole
-from planner.calibrate import probability, report
+from planner.calibrate import holdout, report
 from planner.calibrate.asked import Asked
 from planner.calibrate.rows import append_rows
 from planner.cli import truth as cli_truth
 from planner.spec.calibration import UNCALIBRATED, calibration
 from scripts.pages import fitted
-from tests.truth.published import ranking
+from tests.truth.published import probability, ranking
+from tests.truth.published.coverage import coverage, without
 from tests.truth.published.reader import by_value, each
 
 
@@ -45,12 +46,14 @@ def calibrate(rows: tuple[str, ...], output: str, force: bool) -> int:
     found = report.calibrate(rows, calibration(UNCALIBRATED), Path(output).stem, each)
     write_whole(output, report.file_text(found, "Written by planner calibrate.").encode())
     asked = list(each(rows))
-    ways = {"Source": (found.without, probability.source_of), "Model": (found.without_model, probability.model_of)}
+    by_source, by_model = (without(found.left_out, of) for of in (holdout.by_source, lambda one: one.model))
+    ways = {"Source": (by_source, probability.source_of), "Model": (by_model, probability.model_of)}
     judged = {
-        left: probability.scored(probability.ends(probability.left_out(asked, without, of), of))
-        for left, (without, of) in ways.items()
+        left: probability.scored(probability.ends(probability.left_out(asked, made, of), of))
+        for left, (made, of) in ways.items()
     }
-    click.echo(fitted.page(found, judged, "make calibration"), nl=False)
+    held = coverage(found.left_out.by_model, found.left_out.by_source, found.calibration, by_source)
+    click.echo(fitted.page(found, held, judged, "make calibration"), nl=False)
     return 0
 
 

@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from planner.engines import nanotron
+from planner.engines import engine_of
 from planner.figures.conditions import NONE, Conditions, calling_seconds
 from planner.parallelism import tensor
 from planner.parallelism.case import Case
@@ -23,12 +23,12 @@ PEAK_SHARE = 0.5
 def forwards_ahead(host: Host | None, case: Case) -> float | None:
     """Of the first stage; None where nothing is known of the source's hosts."""
     layout = case.layout
-    if host is None or layout.engine != nanotron.name:
+    if host is None or layout.engine != "nanotron":
         return None
     if layout.world_size == host.waiting_gpus:
         return 0.0
     first = case.at(next(case.stages()))
-    queued = float(nanotron.forwards_queued(first))
+    queued = float(engine_of("nanotron").forwards_queued(first))
     if not case.pipelined or device_s(first) >= host_s(host, case):
         return queued
     if layout.tp > host.most_ranks:

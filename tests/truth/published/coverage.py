@@ -1,7 +1,7 @@
 """How many left-out measurements the bands hold, by kind of software: nine in ten is what they promise.
 
-A band that judges a measurement was made without its source, or without its model. Not here: the bands (bands.py), or
-the table (scripts/pages/fitted.py).
+A band that judges a measurement was made without its source, or without its model. Not here: the bands
+(planner/calibrate/bands.py), or the table (scripts/pages/fitted.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import msgspec
 
 from planner.calibrate.bands import ERRORS, bands
 from planner.calibrate.holdout import Residual
+from planner.calibrate.report import LeftOut
+from planner.calibrate.samples import Sample
 from planner.spec.calibration import Bands, Calibration
 
 SPLITS, FINE_TUNES, SHARDS = "tensors or layers are split", "fine-tuning", "states are sharded only"
@@ -30,6 +32,17 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     left_model: float
     left_source: float
     each_runtime: float
+
+
+def without(found: LeftOut, of: Callable[[Sample], str]) -> dict[str, Calibration]:
+    """By source or model (`of` a measurement) the calibration that all others give, with bands of their residuals."""
+    return {left: _without(found, of, left) for left in {of(one) for one in found.samples}}
+
+
+def _without(found: LeftOut, of: Callable[[Sample], str], left: str) -> Calibration:
+    made = found.fitted([one for one in found.samples if of(one) != left])
+    inside, outside = ([one for one in some if of(one.sample) != left] for some in (found.by_model, found.by_source))
+    return msgspec.structs.replace(made, bands=tuple(bands(inside, outside)))
 
 
 def coverage(

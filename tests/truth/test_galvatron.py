@@ -14,6 +14,7 @@ from planner.figures.memory import memory_breakdown
 from planner.inventory import Compute, Moment, Stage, walk
 from planner.parallelism.case import Case
 from planner.spec import Layout, TrainingJob, presets
+from tests.truth import engines as engines  # makes it known
 
 LLAMA = msgspec.structs.replace(presets.model("llama-2-7b"), layers=1)
 TABLE = 32000 * 4096

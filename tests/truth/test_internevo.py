@@ -8,7 +8,6 @@ import pytest
 from planner.ask.question import usual_runtime
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.engines.internevo import BUCKET_ELEMENTS
 from planner.figures.comm import traffic
 from planner.figures.linktime import collective_seconds
 from planner.parallelism.case import Case
@@ -16,6 +15,7 @@ from planner.parallelism.groups import axis_groups
 from planner.parallelism.rules import broken
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import calibration
+from tests.truth.engines.internevo import BUCKET_ELEMENTS
 
 LLAMA = presets.model("llama-2-7b")
 ELEMENTS = 6_738_415_616

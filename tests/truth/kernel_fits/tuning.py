@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -94,6 +94,14 @@ def untuned() -> frozenset[Case]:
             elif files.get(name) != alike:
                 found.add(case)
     return frozenset(found)
+
+
+def is_untuned(row: Mapping[str, str]) -> bool:
+    """Whether the plan has a row of experts.csv as untuned, which its column `untuned` repeats."""
+    sizes = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+    exponent = float(row["distribution"].removeprefix("power_law_").replace("balanced", "0"))
+    case = Case(row["moe_dtype"], *(int(row[name]) for name in sizes), exponent)
+    return row["kernel_source"] in SOURCES and case in untuned()
 
 
 def _cases() -> Iterator[Case]:

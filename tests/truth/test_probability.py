@@ -7,12 +7,12 @@ import pytest
 
 from planner.calibrate.asked import Asked
 from planner.calibrate.predict import Figures, Replayed
-from planner.calibrate.probability import End, ends, left_out, lowest_safe, model_of, scored
 from planner.calibrate.rows import Measured, Row, Source
 from planner.parallelism.case import Case
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import calibration
 from scripts.pages.fitted import fits_section
+from tests.truth.published.probability import End, ends, left_out, lowest_safe, model_of, scored
 
 RUNS = [
     End(needed=0.95, room=0.9, fits=True, fitted=True, left="a"),

@@ -1,0 +1,44 @@
+"""Engines that are not shipped: nobody starts a new run with them, and published rows are predicted by them alone.
+
+Importing this package makes them known, as an entry point does for an installed one. Not here: their code, or who reads
+rows in their words (tests/truth/published).
+"""
+
+from pathlib import Path
+
+from planner.spec.engines import EngineFacts, PackagedEngine, add_engine
+
+PRESETS = str(Path(__file__).parent / "presets")
+
+add_engine(
+    PackagedEngine(
+        facts=EngineFacts(
+            name="galvatron",
+            runtime="galvatron",
+            superseded=True,
+            zero_stages=(3,),
+            splits=("tp", "pp"),
+            copies="shards",
+            sync=(False, True),
+            schedules=(("gpipe", 1), ("1f1b", 1)),
+            sequence_parallel=True,
+        ),
+        code="tests.truth.engines.galvatron:ENGINE",
+        presets=PRESETS,
+    )
+)
+add_engine(
+    PackagedEngine(
+        facts=EngineFacts(
+            name="internevo",
+            runtime="internevo",
+            superseded=True,
+            zero_stages=(0, 1),
+            splits=("tp", "pp"),
+            schedules=(("1f1b", 1), ("interleaved", 2)),
+            sequence_parallel=True,
+        ),
+        code="tests.truth.engines.internevo:ENGINE",
+        presets=PRESETS,
+    )
+)
