@@ -100,7 +100,7 @@ def test_a_run_is_watched_over_a_restart_to_its_end(tmp_path):
     assert said[-1]["restarts"][0]["failed_rank"] == 1 and {one["step"] for one in said[-1]["ranks"]} == {0}
     assert {one["stage"] for one in said[-1]["ranks"]} == {"end"}
     assert "\x1b[J" in terminal.shown and "rank  host" in terminal.shown
-    assert "Ctrl-C ends the watching" in terminal.shown
+    assert "Ctrl-C stops watching" in terminal.shown
 
     of_rank_0 = [line for line in echoed if line.startswith(f"{HOST}:0  ")]
     assert sum("  step 11/32  loss" in line for line in of_rank_0) == 2  # trained by both starts
@@ -115,7 +115,7 @@ def test_ctrl_c_ends_the_watching_alone_and_a_killed_launcher_is_seen_and_left(t
     launcher = start("wait", folder)
     both_wait(folder)
     terminal = Terminal(EXECUTOR, "watch", str(folder))
-    until(lambda: "Ctrl-C ends" in terminal.shown, "the first look", lambda: terminal.shown)
+    until(lambda: "Ctrl-C stops" in terminal.shown, "the first look", lambda: terminal.shown)
     terminal.type(b"\x03")
     assert terminal.ended() == 130 and "watching stopped; the run continues" in terminal.shown
     assert launcher.poll() is None
