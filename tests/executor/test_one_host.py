@@ -10,7 +10,6 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 from scripted import Agents
+from sleepers import sleeper
 from test_rundir import make_plan
 
 from executor.folder import rundir
@@ -219,7 +219,7 @@ def test_what_a_run_left_on_a_host_is_ended_and_told(tmp_path: Path) -> None:
     assert node.reaped(question) == {"left": []}
     for count in (1, 2):
         env = os.environ | {processes.RUN_ID_VARIABLE: run_id}
-        left = [subprocess.Popen(["sleep", "60"], env=env) for _ in range(count)]
+        left = [sleeper(env) for _ in range(count)]
         try:
             assert sorted(processes.processes_of(run_id)) == sorted(one.pid for one in left)
             (tmp_path / run_id / "node-0").mkdir(parents=True)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from kept import PLAN, checkpoint
+from sleepers import sleeper
 from test_ownership import content
 
 from executor.cli import executor, watch
@@ -44,7 +45,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subpr
     for name in PROGRAMS:
         (place / "bin" / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {place}/called\n')
         (place / "bin" / name).chmod(0o755)
-    victim = subprocess.Popen(["sleep", "600"], env={processes.RUN_ID_VARIABLE: RUN_ID, "PATH": os.environ["PATH"]})
+    victim = sleeper({processes.RUN_ID_VARIABLE: RUN_ID, "PATH": os.environ["PATH"]})
     yield place, victim
     victim.kill()
     victim.wait()

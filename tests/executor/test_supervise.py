@@ -9,11 +9,10 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from sleepers import sleeper
 
 from executor.hosts import remote
 from executor.launchers import local
@@ -44,17 +43,13 @@ def test_following_a_log_prefixes_folds_and_waits_for_whole_lines(tmp_path):
 
 
 def test_processes_of_a_run_are_found_by_its_id_alone():
-    env = {processes.RUN_ID_VARIABLE: "test-run-a1", "PATH": os.environ["PATH"]}
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=env)
+    started = sleeper({processes.RUN_ID_VARIABLE: "test-run-a1", "PATH": os.environ["PATH"]})
     try:
-        deadline = time.monotonic() + 20
-        while processes.processes_of("test-run-a1") != [sleeper.pid]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert processes.processes_of("test-run-a1") == [started.pid]
         assert processes.processes_of("test-run-a") == []
     finally:
-        sleeper.kill()
-        sleeper.wait()
+        started.kill()
+        started.wait()
 
 
 def test_signals_are_collected_inside_and_restored_after():
@@ -128,7 +123,7 @@ def test_a_node_ends_its_own_processes_and_none_of_another_node_in_its_pid_names
     with subprocess.Popen(["sleep", "60"]) as other_supervisor:
         owners = (processes.identity(), processes.identity(other_supervisor.pid))
         mine, others = (  # a node's own is a child of its supervisor, which reaps it
-            subprocess.Popen(["sleep", "60"], env=os.environ | {processes.LAUNCHER_VARIABLE: owner}) for owner in owners
+            sleeper(os.environ | {processes.LAUNCHER_VARIABLE: owner}) for owner in owners
         )
         try:
             if ends == "a node's supervisor":
