@@ -26,7 +26,7 @@ from planner.spec import Layout
 
 class Group(NamedTuple):
     """Layouts that differ in the batch alone: (micro_batch_size, grad_accum) of each, smallest micro-batch first. All
-    accumulate, or none does. No other takes fewer seconds a sequence than the last."""
+    accumulate, or none does. Without a pipeline no other takes fewer seconds a sequence than the last."""
 
     template: Layout
     batches: tuple[tuple[int, int], ...]
@@ -71,26 +71,32 @@ def blocks_of(question: Question, engines: tuple[str, ...] | None = None) -> Ite
 
 
 def legal(question: Question, block: Group, rules: Iterable[tuple[str, Rule]], rejected: Counter[str]) -> Group | None:
-    """The group where it breaks no rule; `rejected` counts its layouts under the first that it breaks."""
-    case = case_of(question, block.layout(0))
-    for name, rule in rules:
-        if not rule.holds(case):
-            rejected[name] += block.size
-            return None
-    return block
+    """The layouts that break no rule, None of none; `rejected` counts how many break each first. No rule tells the
+    batches of a group apart but those about a pipeline's micro-batches."""
+    rules, kept = list(rules), []
+    alike = block.size if block.template.pp == 1 else 1
+    for row in range(0, block.size, alike):
+        case = case_of(question, block.layout(row))
+        broken = next((name for name, rule in rules if not rule.holds(case)), None)
+        if broken is None:
+            kept += block.batches[row : row + alike]
+        else:
+            rejected[broken] += alike
+    return block._replace(batches=tuple(kept)) if kept else None
 
 
 def bounds(figures: Figures, block: Group, lost_s: float) -> tuple[Bounded, list[tuple[float, Layout]]]:
     """(the layouts whose bound on memory is within the limit, (bound on memory, layout) of all).
 
-    Where even the last surely takes more than `lost_s` a sequence, that is each one's bound on time, and bounds on
+    Where even the fastest surely takes more than `lost_s` a sequence, that is each one's bound on time, and bounds on
     memory are not asked for.
     """
     question = figures.question
     if lost_s < math.inf:
-        last = float(least_seconds(question, case_of(question, block.layout(block.size - 1))))
-        if last > lost_s:
-            return Bounded(block, [last] * block.size, [last] * block.size, [0.0] * block.size), []
+        rows = range(block.size) if block.template.pp > 1 else [block.size - 1]
+        least = min(float(least_seconds(question, case_of(question, block.layout(row)))) for row in rows)
+        if least > lost_s:
+            return Bounded(block, [least] * block.size, [least] * block.size, [0.0] * block.size), []
     lines: dict[int, list[tuple[float, float]]] = {}
     seconds, serial, memories, batches = [], [], [], []
     sizes = []

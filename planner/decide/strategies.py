@@ -92,10 +92,10 @@ def _side_by_side(found: Answer, figures: Figures) -> Answer:
 
 
 def _best_of(question: Question, strategy: Strategy, figures: Figures) -> Estimate | None:
-    """The fastest layout of a strategy that fits, else the one that needs least memory."""
+    """A strategy's own star, else the layout that needs least memory."""
     asked = Figures(msgspec.structs.replace(question, strategy=strategy.name), figures)
     ranking = rank(asked.question, figures=asked)
-    layout = ranking.best[0].layout if ranking.best else ranking.smallest
+    layout = ranking.star.layout if ranking.star else ranking.smallest
     return None if layout is None else estimate(question, strategy.name, layout, considered=ranking.considered)
 
 

@@ -251,7 +251,7 @@ class Walker:
 
         able = [one for one in tied if one.serial_seconds <= serial_limit(one.layout)]
         found = min(able, key=lambda one: order_of_star(one, seq_len), default=None)
-        than = parts_of(found.layout, seq_len) if found else (math.inf,)
+        than = parts_of(found.layout, seq_len) if found else (math.inf,) * len(parts_of(self.best[0].layout, seq_len))
         for parts, memory, serial, layout in space.simplest_first(near, seq_len, than):
             if found is not None and (parts, memory) > (parts_of(found.layout, seq_len), found.device_bytes):
                 break

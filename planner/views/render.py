@@ -251,8 +251,8 @@ def star_text(found: Answer) -> list[str]:
         sent = format_volume(fastest.comm.wire_bytes_per_rank)
         overlaps = serial_seconds_of(fastest) > serial_seconds_of(star) and found.slower >= LEAST_SHOWN
         told.append(
-            f"{apart_text(star, fastest)} is {gain}{f' if all its {sent} overlap' if overlaps else ''}: within "
-            f"{tie:.0%} predictions do not tell, so the simpler layout is recommended (--tie 0 for the fastest)."
+            f"{apart_text(star, fastest)} is {gain}{f' if all its {sent} overlap' if overlaps else ''}. Predictions "
+            f"within {tie:.0%} are a tie, so the simpler layout is recommended (--tie 0 recommends the fastest)."
         )
     safest = min(
         (one for one in found.estimates if one.fits and one.case.job.method == star.case.job.method),

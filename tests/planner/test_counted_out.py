@@ -159,7 +159,7 @@ def test_energy_is_of_gpus_and_hosts_times_the_site_s_share() -> None:
 # -- which layout is better --------------------------------------------------------------------------------------------
 def test_a_candidate_beats_another_that_is_slower_or_larger_and_in_nothing_better() -> None:
     def candidate(seconds: float, size: float) -> Candidate:
-        return Candidate(Layout(engine="fsdp2"), seconds, size)
+        return Candidate(Layout(engine="fsdp2"), seconds, size, seconds)
 
     one = candidate(1.0, 5.0)
     assert not beats(one, one) and not beats(one, candidate(1.0, 5.0))

@@ -70,7 +70,7 @@ def test_every_strategy_is_shown_and_can_be_launched():
 
     assert [one.strategy for one in found.estimates] == STRATEGIES
     assert not found.unavailable
-    assert [one.sharding for one in found.estimates[-2:]] == ["fsdp", "fsdp"]  # DDP's autocast casts for adapters
+    assert [one.sharding for one in found.estimates[-2:]] == ["ddp", "ddp"]  # it sends the least
     assert [one.case.job.method for one in found.estimates[-2:]] == ["lora", "qlora"]
     assert all(one.launchable for one in found.estimates)
 
@@ -125,7 +125,7 @@ def test_zero_on_one_gpu_is_shown_where_it_is_asked_for_or_states_go_to_the_host
 
 
 def test_full_training_is_recommended_before_lora_and_lora_when_nothing_else_fits():
-    many, one = answer(asked()), answer(asked(gpus="1"))
+    many, one = answer(asked()), answer(asked(gpus="1", offload_optimizer=False))
 
     assert many.estimates[many.recommended].case.job.method == "full"
     assert one.estimates[one.recommended].strategy == "lora"
@@ -134,26 +134,26 @@ def test_full_training_is_recommended_before_lora_and_lora_when_nothing_else_fit
 def test_lora_is_sharded_when_its_base_does_not_fit_whole():
     found = answer(asked(model="70b", gpus="64"))
 
-    assert found.estimates[-1].sharding in ("fsdp", "zero3")
+    assert found.estimates[-1].sharding in ("zero3", "fsdp", "hsdp")
 
 
 def test_the_recommended_estimate_is_the_fastest_full_one_that_fits_where_none_ties_with_it():
     found = answer(asked())
-    assert found.faster is None
+    assert found.fastest is None
     speeds = [one.throughput.tokens_per_s for one in found.estimates if one.fits and one.case.job.method == "full"]
 
     assert found.estimates[found.recommended].throughput.tokens_per_s == max(speeds)
 
 
 def test_of_strategies_that_tie_estimate_recommends_the_simplest_and_names_the_fastest():
-    ties = [found for gpus in ("32", "64", "256") if (found := answer(asked(model="1b", gpus=gpus))).faster]
+    ties = [found for gpus in ("32", "64", "256") if (found := answer(asked(model="1b", gpus=gpus))).fastest]
 
     assert len(ties) == 2
     for found in ties:
-        best, faster = found.estimates[found.recommended], found.faster
+        best, faster = found.best, found.fastest
         assert 0 < seconds_of(best) / seconds_of(faster) - 1 <= TIE
         assert simpler(parts_of(best.case.layout, 2048), parts_of(faster.case.layout, 2048))
-        assert f"{faster.name}, less simple, ties with it" in " ".join(answer_text(found).split())
+        assert star_text(found)[0] in " ".join(answer_text(found).split())
 
 
 def test_recommend_finds_no_slower_layout_than_estimate_shows():
@@ -200,7 +200,8 @@ def test_a_global_batch_gives_the_accumulation_that_was_left_out():
 def test_what_needs_more_than_the_headroom_leaves_does_not_fit_and_says_by_how_much():
     found = answer(asked(model="70b", gpus="8"))
 
-    assert not any(one.fits for one in found.estimates if one.case.job.method == "full")
+    full = [one for one in found.estimates if one.case.job.method == "full" and not one.case.layout.offload_optimizer]
+    assert full and not any(one.fits for one in full)
     assert all("on a card of" in one.reasons[0] for one in found.estimates if not one.fits)
 
 

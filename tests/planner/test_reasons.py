@@ -438,7 +438,7 @@ def test_one_global_batch_for_all_changes_nothing():
 
 def test_accumulation_saves_memory_and_costs_the_time_that_it_costs():
     given = {"global_batch_size": "512"}
-    found = recommend(asked(**given)).answer
+    found = recommend(asked(**given))
     one = found.estimates[0]
     layout = one.case.layout
     assert layout.grad_accum == 4

@@ -82,7 +82,7 @@ def asked(given: Given, whole_space: bool) -> Answer | None:
     """The answer; None where the options contradict each other, or the model."""
     try:
         if whole_space:
-            return recommend(question(given), 3, Constraints(any_runtime=True)).answer
+            return recommend(question(given), 3, Constraints(any_runtime=True))
         return answer(question(given))
     except PlannerError:
         return None

@@ -185,14 +185,14 @@ def test_a_whole_layout_is_held_against_the_constraints(capsys: pytest.CaptureFi
     ],
 )
 def test_sizes_alone_are_recommended_under_an_engine_that_can_be_launched(given: dict[str, str], engine: str):
-    found = recommend(asked(method="full", **given), 1).answer
+    found = recommend(asked(method="full", **given), 1)
 
     assert found.estimates[0].case.layout.engine == engine
     assert found.estimates[0].launchable
 
 
 def test_an_engine_of_the_nearest_that_runs_can_be_typed_as_a_runtime():
-    found = recommend(asked(runtime="deepspeed", dp_shard="64"), 1).answer
+    found = recommend(asked(runtime="deepspeed", dp_shard="64"), 1)
 
     assert found.estimates[0].case.runtime.name == "deepspeed-zero"
 
@@ -210,7 +210,7 @@ def test_sizes_that_nothing_launches_are_told_by_the_rule_of_an_engine_with_a_ba
 def test_a_backend_narrows_the_engine_that_sizes_mean():
     sizes = {"tp": "2", "dp_shard": "32", "method": "full"}
 
-    found = recommend(asked(**sizes), 1, Constraints(backend="deepspeed")).answer
+    found = recommend(asked(**sizes), 1, Constraints(backend="deepspeed"))
     assert found.estimates[0].case.layout.engine == "deepspeed-autotp"
     with pytest.raises(PlannerError, match="Use transformers"):
         recommend(asked(**sizes), 1, Constraints(backend="accelerate"))
@@ -287,7 +287,7 @@ ONE_A_NODE = {"gpus_per_node": "1", "offload_optimizer": False, "method": "full"
 def test_nothing_is_recommended_that_its_own_reasons_call_wrong(given: dict[str, Any]):
     """W8: tp=128 over nodes of 8 was starred, and "Use tp=8 or less" said below it."""
     found = recommend(options.question(given), 3, ANY)
-    told = {reason.reason: reason.text for reason in reasons_of(found.answer)}
+    told = {reason.reason: reason.text for reason in reasons_of(found)}
 
     assert found.recommended is None or "leaves the" not in told.get("tensor_parallel_inside_the_node", "")
     assert found.rejected["tensor parallel groups leave the node"] > 0

@@ -20,7 +20,7 @@ from planner.calibrate.asked import CannotPredict
 from planner.decide import levers, network_reasons, search, smaller, walker
 from planner.decide.candidates import Candidate
 from planner.decide.search import Ranking, together
-from planner.decide.walker import FRONT_SPAN, SMALLEST_OF_BLOCK, Smallest, Walker
+from planner.decide.walker import FRONT_SPAN, Smallest, Walker
 from planner.figures.stepparts import Slowest
 from planner.spec import Layout
 from planner.spec.options import OPTIONS

@@ -39,7 +39,7 @@ def asked_by(command: str):
     assert program == "planner"
     given = inputs.given({inputs.MORE: shlex.join(rest[:-2] if rest[-2] == "-o" else rest)})
     limits = Constraints(any_runtime=bool(given.pop(inputs.ANY_RUNTIME)))
-    return recommend(question(given), 1, limits).answer if name == "recommend" else answer(question(given))
+    return recommend(question(given), 1, limits) if name == "recommend" else answer(question(given))
 
 
 def test_the_screen_shows_what_estimate_and_recommend_answer(sixty_four):
