@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.ask.launchable import launch_rules
+from planner.ask.launchable import launch_rules, launchable_engines
 from planner.ask.offloading import ways_out
 from planner.ask.question import Question, case_of, check_batch, check_switches, exact_layout, single_device
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
-from planner.decide.answers import Answer, Estimate, seconds_of
+from planner.decide import singles
+from planner.decide.answers import FREE, Answer, Constraints, Estimate, seconds_of
 from planner.decide.candidates import Figures
 from planner.decide.estimation import check_job, check_strategy, estimate
 from planner.decide.recommendation import ADAPTED, adapted_to, recommend
@@ -28,16 +29,10 @@ from planner.spec.options import OF_AXIS
 def answer(question: Question) -> Answer:
     """The best layout of each strategy, and the star; or exactly the layout whose sizes are given."""
     if question.pins.exact:
-        layout = exact_layout(question)
-        check_strategy(question, layout)
-        case = case_of(question, layout)
-        check(case, engine_of(layout.engine).rules)
-        one = estimate(question, strategy_name(layout), layout)
-        good = one.fits and (one.launchable or not question.launching)
-        return Answer(question=question, estimates=(one,), recommended=0 if good else None)
+        return _of_one(question)
     check_question(question)
     if _other_runtime(question):
-        return recommend(question, 1)
+        return _of_runtime(question)
     _check_choices(question)
     figures = Figures(question)
     try:
@@ -50,13 +45,38 @@ def answer(question: Question) -> Answer:
         raise Cancelled("the strategies had not all been looked at") from None
 
 
+def _of_one(question: Question) -> Answer:
+    """The layout whose sizes are given, or which nothing but the question's defaults leaves."""
+    layout = exact_layout(question)
+    check_strategy(question, layout)
+    check(case_of(question, layout), engine_of(layout.engine).rules)
+    one = estimate(question, strategy_name(layout), layout)
+    good = one.fits and (one.launchable or not question.launching)
+    return Answer(question=question, estimates=(one,), recommended=0 if good else None)
+
+
+def _of_runtime(question: Question) -> Answer:
+    """The star of the pinned runtime, which has no named strategies; where no backend here launches it, its best layout
+    without a star."""
+    runtime = question.pins.runtime
+    if next(singles.blocks_of(question), None) is None:
+        return _of_one(question)
+    launched = runtime is not None and runtime.engine in launchable_engines(question)
+    found = recommend(question, 1, Constraints(any_runtime=not launched))
+    if launched or not question.launching:
+        return found
+    return msgspec.structs.replace(found, recommended=None, fastest=None, constraints=FREE)
+
+
 def _side_by_side(found: Answer, figures: Figures) -> Answer:
     """Each strategy's best layout, with the star in its strategy's place or behind them."""
     question, star = found.question, found.best
+    if found.interrupted:
+        raise Cancelled
     shown: list[Estimate] = []
     unavailable: dict[str, str] = {}
     for strategy in strategies_of(question):
-        if star is not None and star.strategy == strategy.name:
+        if star is not None and star.strategy == strategy.name and not found.offload_tried:
             shown.append(star)
             continue
         one = _best_of(question, strategy, figures)
@@ -95,6 +115,8 @@ def _best_of(question: Question, strategy: Strategy, figures: Figures) -> Estima
     """A strategy's own star, else the layout that needs least memory."""
     asked = Figures(msgspec.structs.replace(question, strategy=strategy.name), figures)
     ranking = rank(asked.question, figures=asked)
+    if ranking.interrupted:
+        raise Cancelled
     layout = ranking.star.layout if ranking.star else ranking.smallest
     return None if layout is None else estimate(question, strategy.name, layout, considered=ranking.considered)
 
@@ -115,6 +137,8 @@ def _best_adapted(adapted: Question) -> Estimate | None:
     """The star of adapters among the strategies, else the layout that needs least memory."""
     engines = tuple(dict.fromkeys(strategy.engine for strategy in strategies_of(adapted)))
     ranking = rank(adapted, engines=engines, more_rules=launch_rules if adapted.launching else None)
+    if ranking.interrupted:
+        raise Cancelled
     layout = ranking.star.layout if ranking.star else ranking.smallest
     return None if layout is None else estimate(adapted, strategy_name(layout), layout, considered=ranking.considered)
 

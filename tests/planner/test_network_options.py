@@ -11,7 +11,6 @@ from click.testing import CliRunner
 import planner as library
 from planner.ask.options import question
 from planner.cli import planner
-from planner.decide.strategies import answer
 from planner.spec import presets
 from planner.views.render import headline
 from tui import inputs

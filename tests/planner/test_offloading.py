@@ -15,7 +15,7 @@ from planner.ask.options import question
 from planner.ask.question import case_of, limit_bytes
 from planner.basics import command
 from planner.cli import planner
-from planner.decide.answers import Constraints
+from planner.decide.answers import Constraints, seconds_of
 from planner.decide.candidates import seconds_per_sequence
 from planner.decide.recommendation import recommend
 from planner.decide.strategies import answer

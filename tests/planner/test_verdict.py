@@ -24,7 +24,7 @@ from tui import inputs, state
 
 PROJECT = Path(__file__).resolve().parents[2]
 BANDS = Bands(memory_low=0.9, memory_middle=1.0, memory_high=1.4, time_low=0.8, time_high=1.5)
-SIX = {"model": "8b", "gpus": "6"}
+SIX = {"model": "13b", "gpus": "6"}
 
 
 @pytest.mark.parametrize(

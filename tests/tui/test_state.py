@@ -169,9 +169,9 @@ def test_the_bar_and_the_table_have_one_set_of_names_and_one_sum(sixty_four):
 
 
 def test_where_nothing_fits_the_screen_says_what_recommend_says():
-    found = planned(model="405b", gpus="8")
+    found = planned(model="405b", gpus="8", method="full")
     done = subprocess.run(
-        [sys.executable, "-m", "planner", "recommend", "--model", "405b", "--gpus", "8"],
+        [sys.executable, "-m", "planner", "recommend", "--model", "405b", "--gpus", "8", "--method", "full"],
         cwd=PROJECT, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
@@ -191,10 +191,10 @@ def test_warnings_and_notes_of_a_question_are_on_the_screen(tmp_path):
     long = planned(gpus="8", seq_len="32k")
     asked = state.ask(inputs.typed({"model": "7b", "gpus": "8", "data": str(data)}))
 
-    assert long.shown.told[0].startswith("warning: 32,768 tokens are more than the 4,096")
+    assert any(one.startswith("warning: 32,768 tokens are more than the 4,096") for one in long.shown.told)
     assert asked.question.notes
     shown = state.plan(asked).shown
-    assert shown.tie is not None and shown.tie.startswith("It ties with the fastest")
+    assert shown.tie is not None and "are a tie" in shown.tie
     assert shown.told == (shown.tie, *(f"note: {one}" for one in asked.question.notes))
 
 

@@ -33,9 +33,9 @@ CLOSE = 1.05
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """A layout with all its runs: predicted seconds, and if nothing overlapped; GiB on the card; whether it is predicted
-    to fit, in a word and as far as is known; the fastest run's seconds (None: no run ended well), and runs that failed
-    of how many."""
+    """A layout with all its runs: predicted seconds, and if nothing overlapped; GiB on the card; whether it is
+    predicted to fit, in a word and as far as is known; the fastest run's seconds (None: no run ended well), and runs
+    that failed of how many."""
 
     layout: Layout
     predicted_s: float
