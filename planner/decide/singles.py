@@ -73,7 +73,8 @@ def blocks_of(question: Question, engines: tuple[str, ...] | None = None) -> Ite
 def legal(question: Question, block: Group, rules: Iterable[tuple[str, Rule]], rejected: Counter[str]) -> Group | None:
     """The layouts that break no rule, None of none; `rejected` counts how many break each first. No rule tells the
     batches of a group apart but those about a pipeline's micro-batches."""
-    rules, kept = list(rules), []
+    rules = list(rules)
+    kept: list[tuple[int, int]] = []
     alike = block.size if block.template.pp == 1 else 1
     for row in range(0, block.size, alike):
         case = case_of(question, block.layout(row))

@@ -17,7 +17,7 @@ from planner.decide.estimate_json import breakdown
 from planner.decide.levers import Lever
 from planner.decide.reasons import reasons_of
 from planner.decide.recommendation import differences
-from planner.decide.star import TIE
+from planner.decide.star import TIE, parts_of
 from planner.engines.common import step_name
 from planner.figures.passes import coefficients
 from planner.figures.steptime import scalar
@@ -248,11 +248,13 @@ def star_text(found: Answer) -> list[str]:
     told = []
     if fastest is not None:
         gain = f"{found.slower:.1%} faster" if found.slower >= LEAST_SHOWN else "as fast"
+        alike = parts_of(star.case.layout, 1) == parts_of(fastest.case.layout, 1)
+        better = "one that needs less memory" if alike else "simpler layout"
         sent = format_volume(fastest.comm.wire_bytes_per_rank)
         overlaps = serial_seconds_of(fastest) > serial_seconds_of(star) and found.slower >= LEAST_SHOWN
         told.append(
             f"{apart_text(star, fastest)} is {gain}{f' if all its {sent} overlap' if overlaps else ''}. Predictions "
-            f"within {tie:.0%} are a tie, so the simpler layout is recommended (--tie 0 recommends the fastest)."
+            f"within {tie:.0%} are a tie, so the {better} is recommended (--tie 0 recommends the fastest)."
         )
     safest = min(
         (one for one in found.estimates if one.fits and one.case.job.method == star.case.job.method),

@@ -335,7 +335,7 @@ def test_a_plan_on_fewer_nodes_takes_the_most_and_its_own_engine_first(monkeypat
     def rank(question: Any, engines: tuple[str, ...], **rules: Any) -> Any:
         assert engines == (("ddp",) if question.pins.runtime else ("any",))
         tried.append((question.cluster.nodes, bool(question.pins.runtime), question.job.global_batch_size))
-        return SimpleNamespace(simplest=None)
+        return SimpleNamespace(star=None)
 
     monkeypatch.setattr(smaller, "rank", rank)
     known: Any = "calibration"
