@@ -7,7 +7,7 @@ Not here: any engine.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -79,6 +79,12 @@ class Engine(ABC):
     @abstractmethod
     def holder(self, case: Case) -> Holder:
         """What the engine holds at a moment of forward or backward, in the first micro-batch or a later one."""
+
+    def reducing_layers(self, case: Case, moment: Moment, layers: int) -> Iterable[int]:
+        """After how many more layers of backward, of fewer than `layers`, what the engine does with the gradients that
+        `moment` hands on takes memory for a while: at least the first of those where it takes as much. Columns as
+        `holder`."""
+        return ()
 
     @abstractmethod
     def collectives(self, case: Case) -> list[Call]:

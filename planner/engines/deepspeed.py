@@ -6,14 +6,16 @@ deepspeed_stage3.py; this is the engine, which puts them together. Not here: the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from planner.basics.arith import Number, in_shape_of, maximum, minimum
 from planner.basics.units import BYTES
 from planner.engines import deepspeed_stage3, deepspeed_stage12
 from planner.engines.base import Blocks, Call, Engine, Held, Holder, HookOperations
 from planner.engines.common import implementation, parallel_compute, sent_elements
-from planner.engines.deepspeed_common import left_to_adamw, states, with_terms
+from planner.engines.deepspeed_common import flushes, flushing_layers, left_to_adamw, states, with_terms
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
-from planner.inventory import Compute, optimizers
+from planner.inventory import Compute, Moment, optimizers
 from planner.inventory.joint import is_joined
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, Case
@@ -196,6 +198,13 @@ class Deepspeed(Engine):
         """Resident states, gradients so far, the bucket being filled, and (stage 3) the weights in use."""
         stay = self.resident(case)
         return deepspeed_stage3.holder(case, stay) if _at_stage3(case) else deepspeed_stage12.holder(case, stay)
+
+    def reducing_layers(self, case: Case, moment: Moment, layers: int) -> Iterable[int]:
+        """Those where a gradient does not fit into the bucket, which goes first."""
+        if case.layout.zero_stage <= 1:  # buckets go when backward is over
+            return ()
+        kinds = [size for _, size in flushes(case, False)] if _at_stage3(case) else deepspeed_stage12.reductions(case)
+        return flushing_layers(case, moment, layers, kinds)
 
     def step(self, case: Case) -> list[Held]:
         """The partition's gradients, laid end to end, then in the master's format; beside that the optimizer's

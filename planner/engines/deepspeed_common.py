@@ -7,7 +7,7 @@ Not here: what a stage shards and sends (deepspeed_stage12.py, deepspeed_stage3.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 
 from planner.basics.arith import Number, ceil_div, maximum
@@ -29,6 +29,7 @@ from planner.parallelism.case import LAYERS, UNITS, Case, once
 from planner.parallelism.zero import StateBytes, moment_bytes
 
 
+@once
 def states(case: Case) -> StateBytes:
     """fp32 keeps a separate fp32 master too, but at stage 0; pure-bf16 keeps master and moments in bf16.
 
@@ -148,14 +149,35 @@ def reduced_bytes(case: Case) -> float:
 def flush_bytes(case: Case, moment: Moment, element_bytes: Callable[[int, int], Number]) -> Number:
     """The copies a reduction in the middle of backward makes of its bucket, of `element_bytes` an element of the flush
     (elements finished before it, elements in the bucket)."""
-    if case.layout.zero_stage <= 1 or moment.phase != "backward" or not moment.in_flight:
+    if case.layout.zero_stage <= 1 or not moment.handed:
         return 0.0
-    finished = int(finished_elements(case, moment))
     reductions = flushes(case, False)
+    place = _flush_at(reductions, int(finished_elements(case, moment)), moment.in_flight)
+    if place is None:
+        return 0.0
+    before, content = reductions[place]
+    return content * element_bytes(before, content)
+
+
+def _flush_at(reductions: Sequence[tuple[int, int]], finished: int, in_flight: int) -> int | None:
+    """Which of `flushes` comes before the gradients in flight go into the bucket; the last comes after backward."""
     place = bisect_left(reductions, (finished,))
-    before, content = reductions[min(place, len(reductions) - 1)]
-    within = place < len(reductions) - 1 and before < finished + moment.in_flight
-    return content * element_bytes(before, content) if within else 0.0
+    return place if place < len(reductions) - 1 and reductions[place][0] < finished + in_flight else None
+
+
+def flushing_layers(case: Case, moment: Moment, layers: int, kinds: Sequence[Hashable]) -> list[int]:
+    """After how many more layers, of fewer than `layers`, a bucket goes as this moment of a layer's backward hands
+    gradients on: the first of each kind. `kinds` has one for each of `flushes`, equal where as much memory is taken.
+
+    Weights fill buckets whatever layer they are of, so the buckets of each layer may go at other moments.
+    """
+    start, each = int(finished_elements(case, moment)), int(case.elements(moment.unit, trainable=True))
+    reductions, found = flushes(case, False), dict[Hashable, int]()
+    for passed in range(layers):
+        place = _flush_at(reductions, start + passed * each, moment.in_flight)
+        if place is not None:
+            found.setdefault(kinds[place], passed)
+    return list(found.values())
 
 
 def with_terms(held: Held, more: Held) -> Held:

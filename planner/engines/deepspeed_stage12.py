@@ -2,15 +2,18 @@
 
 Gradients are averaged by all-reduce of whole buckets (DeepSpeed's default on every transport), at the end of backward
 at stage 1 and whenever a bucket is full at stage 2. Read in deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, and
-measured there. Not here: stage 3 (deepspeed_stage3.py), or what all stages share (deepspeed_common.py).
+measured there. Not counted: the fp64 copy of a weight's part that its norm is taken of under offload, in the last
+micro-batch (`set_norm_for_param_grad_in_gpu`); it was 0.2 % of the peak in one of twelve measured runs. Not here: stage
+3 (deepspeed_stage3.py), or what all stages share (deepspeed_common.py).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from functools import lru_cache
+from typing import Any
 
-from planner.basics.arith import Number, by_value, ceil_div, in_shape_of, maximum, where
+from planner.basics.arith import Number, by_value, ceil_div, in_shape_of, is_column, maximum, where
 from planner.engines.base import Call, Held, Holder
 from planner.engines.buckets import allgather_bucket_elements
 from planner.engines.common import packed_weight_bytes
@@ -30,7 +33,7 @@ from planner.engines.deepspeed_common import (
     with_terms,
 )
 from planner.inventory import Moment
-from planner.parallelism.case import Case
+from planner.parallelism.case import Case, once
 from planner.parallelism.zero import whole_bytes
 
 START_ALIGNMENT = 2
@@ -194,12 +197,45 @@ def _partition_gradients(case: Case, finished: Number, accumulated: bool) -> Num
     return elements * states(case).grad
 
 
-@lru_cache(maxsize=4096)
 def _kept(sizes: tuple[int, ...], ranks: int, reduced: int, accumulated: bool) -> float:
     """Elements of whole gradients on the fullest rank, when `reduced` of them were, the last weights first."""
+    fuller = _fuller_ranks(sizes, ranks)
+    made = bisect_left(fuller, (reduced,))
+    return float(max(fuller[-1][1] * accumulated, fuller[made - 1][1] * (accumulated + 1) if made else 0))
+
+
+@lru_cache(maxsize=1024)
+def _fuller_ranks(sizes: tuple[int, ...], ranks: int) -> tuple[tuple[int, int], ...]:
+    """(elements reduced before the first of its own, elements of the weights that touch its partition) of each rank
+    that has more of them than all whose gradients are reduced before."""
     share, total = _share(sizes, ranks), sum(sizes)
-    begun = [reduced > max(total - (rank + 1) * share, 0) for rank in range(ranks)]
-    return float(max(kept * (accumulated + made) for kept, made in zip(_touching(sizes, ranks), begun, strict=True)))
+    found: list[tuple[int, int]] = []
+    for rank, kept in reversed([*enumerate(_touching(sizes, ranks))]):
+        if not found or kept > found[-1][1]:
+            found.append((max(total - (rank + 1) * share, 0), kept))
+    return tuple(found)
+
+
+@once
+def reductions(case: Case) -> tuple[tuple[int, ...], ...]:
+    """Of every reduction of a backward its content, whether it is laid end to end, and how many of `_fuller_ranks` have
+    begun, for each number of ranks: where all are equal, as much is held beside the model code."""
+    ranks: Any = case.layout.dp_shard
+    counts = sorted({int(one) for one in ranks.tolist()}) if is_column(ranks) else [int(ranks)]
+    return _reductions(trained_sizes(case), flushes(case, False), tuple(counts))
+
+
+@lru_cache(maxsize=256)
+def _reductions(
+    sizes: tuple[int, ...], flushed: tuple[tuple[int, int], ...], counts: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    total, found = sum(sizes), [[content] for _, content in flushed]
+    for ranks in counts:
+        share, fuller, reduced = _share(sizes, ranks), _fuller_ranks(sizes, ranks), 0
+        for one, (finished, content) in zip(found, flushed, strict=True):
+            one += [_spans(total - finished, content, share), bisect_left(fuller, (reduced,))]
+            reduced = finished
+    return tuple(map(tuple, found))
 
 
 def touching_elements(case: Case) -> Number:
@@ -256,12 +292,13 @@ def copied_bytes(case: Case, finished: Number, content: Number) -> Number:
     own, sent = states(case).grad, reduced_bytes(case)
     sizes = trained_sizes(case)
     start = sum(sizes) - finished
+    laid_out = by_value(lambda ranks: float(_spans(start, content, _share(sizes, int(ranks)))), case.layout.dp_shard)
+    return laid_out * own + (own != sent) * sent
 
-    def laid_out(ranks: float) -> float:
-        share = _share(sizes, int(ranks))
-        return float(start // share != (start + content - 1) // share)
 
-    return by_value(laid_out, case.layout.dp_shard) * own + (own != sent) * sent
+def _spans(start: Number, content: Number, share: int) -> bool:
+    """Whether so many elements from `start` on are of several ranks' partitions."""
+    return bool(start // share != (start + content - 1) // share)
 
 
 def collectives(case: Case) -> list[Call]:

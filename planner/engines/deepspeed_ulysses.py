@@ -8,6 +8,8 @@ sequence/layer.py. Not here: ZeRO (deepspeed.py), or what the exchanges hold (in
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from planner.basics.arith import Number, is_column
@@ -16,7 +18,7 @@ from planner.engines.base import Blocks, Call, Engine, Held, Holder, HookOperati
 from planner.engines.common import parallel_calls, parallel_ideal
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS
 from planner.engines.deepspeed_stage3 import CONTROL_BYTES
-from planner.inventory import Compute
+from planner.inventory import Compute, Moment
 from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 from planner.parallelism.technique_rules import CONTEXT
@@ -128,6 +130,10 @@ class DeepspeedUlysses(Engine):
     def holder(self, case: Case) -> Holder:
         """ZeRO's, over all ranks."""
         return ZERO.holder(zero(case))
+
+    def reducing_layers(self, case: Case, moment: Moment, layers: int) -> Iterable[int]:
+        """ZeRO's, over all ranks."""
+        return ZERO.reducing_layers(zero(case), moment, layers)
 
     def collectives(self, case: Case) -> list[Call]:
         """ZeRO's over all ranks, and the exchanges among those that share a sequence."""

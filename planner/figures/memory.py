@@ -22,7 +22,7 @@ from planner.figures.host import host_fits, host_node_bytes, host_terms, on_devi
 from planner.inventory import TERMS as WALK_TERMS
 from planner.inventory import Moment, Size, Walk, walk
 from planner.parallelism import schedules
-from planner.parallelism.case import Case
+from planner.parallelism.case import LAYERS, Case
 from planner.spec import Layout
 from planner.spec.plan import PhaseMemory, Plan
 
@@ -99,14 +99,34 @@ def moments_of(case: Case) -> Iterator[tuple[str, Held, Moment | None]]:
         yield phase, held, None
     holder = engine.holder(case)
     walked = walk(case.walked_model, engine.compute(case), case.walked_stage)
+    moments = (*walked.moments, *_reducing(case, walked))
     for later in (False, True) if _accumulates(case) else (False,):
         beside = {phase: others_in_flight(case, phase, later) for phase in ("forward", "backward")}
-        for one in walked.moments:
+        for one in moments:
             others, after_backward = beside[one.phase]
             moment = _beside(one, walked, others) if others else one
             if case.layout.offload_activations:
                 moment = on_device(case, moment, walked, others)
             yield moment.phase + (".next" if later else ""), holder(moment, after_backward), moment
+
+
+def _reducing(case: Case, walked: Walk) -> list[Moment]:
+    """Moments at which the engine reduces gradients that are handed on. Which of the middle layers these are of, the
+    engine says; all of their moments are made of the middle layer's that backward reaches first."""
+    engine, begin, found = engine_of(case.layout.engine), 0, list[Moment]()
+    counted = msgspec.structs.replace(case, twice="") if case.twice else case  # a unit counted twice has the same
+    middle: dict[str, tuple[int, int, tuple[Size, ...]]] = {}
+    for unit, count, each in zip(LAYERS, map(int, case.here.layers), walked.layer, strict=True):
+        middle[unit] = begin + 1, begin + count - 2, each
+        begin += count
+    for one in walked.handed:
+        last, first, each = middle.get(one.unit, (0, 0, ()))
+        if last <= one.layer < first:
+            continue
+        for passed in engine.reducing_layers(counted, one, first - last + 1 if one.layer == first else 1):
+            live = tuple(now - kept * passed for now, kept in zip(one.live, each, strict=True)) if passed else one.live
+            found.append(msgspec.structs.replace(one, layer=one.layer - passed, live=live))
+    return found
 
 
 def others_in_flight(case: Case, phase: str, later: bool) -> tuple[float, bool]:
@@ -317,9 +337,11 @@ def _stage_lines(case: Case) -> Iterator[tuple[float, float]]:
     holder = engine.holder(case)
     walked = walk(case.walked_model, engine.compute(case), case.walked_stage)
     sums, kept = _summed(walked)
+    reducing = _reducing(case, walked)
+    moments, sums = (*walked.moments, *reducing), [*sums, *(_over_terms(one.live) for one in reducing)]
     for later in (False, True) if _accumulates(case) else (False,):
         beside = {phase: others_in_flight(case, phase, later) for phase in ("forward", "backward")}
-        for moment, live in zip(walked.moments, sums, strict=True):
+        for moment, live in zip(moments, sums, strict=True):
             others, after_backward = beside[moment.phase]
             here = live if others == 0 else tuple(one + others * more for one, more in zip(live, kept, strict=True))
             yield _line(holder(moment, after_backward), here, seq)

@@ -6,7 +6,8 @@ polynomials of the batch. Not here: weights, gradients kept between units, bucke
 
 Autograd's rules used here (torch 2.13, autograd/engine.cpp and derivatives.yaml): nodes run in reverse order of
 creation; a node allocates all its results, then its incoming gradient and saved tensors are released, then a second
-gradient for the same tensor is added out of place.
+gradient for the same tensor is added out of place. A weight's own node, whose hooks an engine reduces in, has the
+highest number of all (functions/accumulate_grad.cpp) and runs next.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Moment(msgspec.Struct, frozen=True):
     follows TERMS. `unit_grads` counts the elements of weight gradients this unit has finished in this backward,
     `in_flight` those just produced and not yet handed to whoever keeps gradients. `entering` marks the moment before
     a unit's first operation; `weight` counts the elements of the weight that the operation at hand uses. `begun` is
-    whether the backward of one of the unit's matrices, trained or frozen, is over.
+    whether the backward of one of the unit's matrices, trained or frozen, is over. `handed` marks the moment at which
+    what is in flight is handed on, after the operation's own allocations are over.
     """
 
     phase: str
@@ -40,6 +42,7 @@ class Moment(msgspec.Struct, frozen=True):
     entering: bool = False
     weight: int = 0
     begun: bool = False
+    handed: bool = False
 
 
 class Storage:
@@ -257,11 +260,15 @@ class Tape:
             node.backward(grad)
             given, self._given = self._given, outer
             self.release(grad, *node.saved)
+            before = self.unit_grads, self.in_flight, False, node.weight, self.begun
             self.unit_grads += self.in_flight
             self.in_flight = self.weight = 0
             self.begun |= node.weight > 0
             for tensor, value in given:
                 self._deliver(tensor, value)
+            if before[1]:
+                live = tuple(self.live.values())
+                self.moments.append(Moment(self.phase, self.unit, self.layer, live, *before, handed=True))
 
     def _deliver(self, tensor: Tensor, value: Storage) -> None:
         held = self.grads.get(tensor)

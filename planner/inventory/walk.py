@@ -44,10 +44,11 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class Walk(msgspec.Struct, frozen=True):
-    """Moments in no particular order, what one micro-batch keeps between its forward and its backward, and how much of
-    that is one layer's, for each kind in LAYERS."""
+    """Moments in no particular order, those at which weights' gradients are handed on apart; what one micro-batch keeps
+    between its forward and its backward, and how much of that is one layer's, for each kind in LAYERS."""
 
     moments: tuple[Moment, ...]
+    handed: tuple[Moment, ...]
     kept: Live
     layer: tuple[Live, Live]
 
@@ -74,8 +75,9 @@ def walk(model: ModelSpec, compute: Compute, stage: Stage) -> Walk:
         "forward": _places(stage, _each(_plus, sampled.layer, sampled.cached)),
         "backward": _places(stage, sampled.layer),
     }
-    moments = tuple(moment for raw in sampled.moments for moment in _unfolded(raw, places[raw.phase]))
-    return Walk(moments, _plus(sampled.kept, places["backward"].all_extra), sampled.layer)
+    moments = [moment for raw in sampled.moments for moment in _unfolded(raw, places[raw.phase])]
+    others, handed = (tuple(moment for moment in moments if moment.handed is kind) for kind in (False, True))
+    return Walk(others, handed, _plus(sampled.kept, places["backward"].all_extra), sampled.layer)
 
 
 @lru_cache(maxsize=1024)
@@ -190,10 +192,10 @@ def _highest(moments: list[Moment]) -> list[Moment]:
 
     Finished gradients count both ways: some engines hold more as they grow, some give accumulated ones back.
     """
-    kept: dict[tuple[str, str, int, bool], list[tuple[Height, Moment]]] = {}
+    kept: dict[tuple[str, str, int, bool, bool], list[tuple[Height, Moment]]] = {}
     for moment in moments:
         height = _height(moment)
-        rivals = kept.setdefault((moment.phase, moment.unit, moment.layer, moment.entering), [])
+        rivals = kept.setdefault((moment.phase, moment.unit, moment.layer, moment.entering, moment.handed), [])
         for rival, _ in reversed(rivals):  # a late one is the likeliest
             if _covers(rival, height):
                 break

@@ -19,6 +19,7 @@ from planner.spec import Layout, ModelSpec, Optimizer, TrainingJob
 from planner.spec.engines import ENGINES
 from planner.spec.job import OptimizerName
 from planner.spec.plan import Plan
+from planner.spec.record import MEMORY_STEP
 
 MODELS = ("tiny-llama", "mini-llama", "tiny-llama-tied")
 MICRO_BATCHES, ACCUMULATIONS, LENGTHS, MOMENTA = (1, 2, 3, 4), (1, 2, 3, 4, 5, 6), (64, 128, 256), (0.0, 0.9)
@@ -104,6 +105,9 @@ def any_batch(dice: random.Random, one: Combination) -> Draw:
     }
     lr = one.job.optimizer.lr / 10
     trained = replace(
-        one.job, seq_len=dice.choice(LENGTHS), optimizer=Optimizer(name=optimizer, lr=lr, momentum=momentum)
+        one.job,
+        seq_len=dice.choice(LENGTHS),
+        optimizer=Optimizer(name=optimizer, lr=lr, momentum=momentum),
+        recipe=replace(one.job.recipe, steps=MEMORY_STEP + 1),
     )
     return Draw(dice.choice(MODELS), trained, replace(one.layout, **switches))

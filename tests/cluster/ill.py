@@ -1,4 +1,5 @@
-"""A rank that ends badly, for the tests of warm.py: `exit N`, `raise`, `crash` (a signal) or `hang`."""
+"""A rank that ends badly, for the tests of warm.py: `exit N`, `raise`, `crash` (a signal) or `hang`; `last S` takes so
+many seconds and ends well."""
 
 from __future__ import annotations
 
@@ -17,4 +18,7 @@ def main(arguments: list[str]) -> int:
         os.kill(os.getpid(), signal.SIGSEGV)
     while behaviour == "hang":
         time.sleep(1)
+    if behaviour == "last":
+        time.sleep(float(rest[0]))
+        return 0
     return int(rest[0])

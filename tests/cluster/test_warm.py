@@ -51,6 +51,16 @@ def test_ranks_that_hang_are_ended_and_say_where(tmp_path: Path) -> None:
     assert "ill.py" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.parametrize(("seen", "code"), [(600.0, 0), (-600.0, -signal.SIGABRT)])
+def test_ranks_that_give_signs_are_waited_for_however_slow_they_are(tmp_path: Path, seen: float, code: int) -> None:
+    sign = tmp_path / "alive" / "rank-0"
+    sign.parent.mkdir()
+    sign.touch()
+    os.utime(sign, (time.time() + seen,) * 2)  # of a step that begins while the rank is there, or of a run long over
+
+    assert NURSERY.run([rank(tmp_path / "log", "last", "10")], timeout_s=2.0) == [code]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_rank_outlives_the_tests(tmp_path: Path, number: int) -> None:
     log = tmp_path / "log"

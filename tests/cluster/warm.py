@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).parents[2]
-LEAST_TIMEOUT_S, TIMEOUT_S_A_RANK = 240, 60  # generous: for ranks that wait for each other for ever, not for slow ones
+LEAST_TIMEOUT_S, TIMEOUT_S_A_RANK = 900, 60  # without a sign of any rank: for ranks that wait for each other for ever
 LAST_WORDS_S = 5
 PR_SET_PDEATHSIG = 1
 CLONE_NEWNET = 0x40000000
@@ -126,7 +126,9 @@ def _serve(parent: int, modules: Sequence[str]) -> None:
 
 
 def _side_by_side(ranks: list[dict[str, Any]], timeout_s: float) -> list[int]:
-    """As torchrun does: when one rank fails, the others are ended. Those that hang say first where they are."""
+    """As torchrun does: when one rank fails, the others are ended. Those that hang, for `timeout_s` after the last sign
+    of any of them, say first where they are; slow ones have as long as they need."""
+    begun = time.time()
     alive = {_fork(one): place for place, one in enumerate(ranks)}
     codes = [0] * len(ranks)
     deadline, ending = time.monotonic() + timeout_s, signal.SIGABRT
@@ -137,12 +139,23 @@ def _side_by_side(ranks: list[dict[str, Any]], timeout_s: float) -> list[int]:
             if code:
                 deadline = min(deadline, time.monotonic() + LAST_WORDS_S)  # for the others' own last words
         elif time.monotonic() > deadline:
+            quiet_s = time.time() - max(begun, _last_sign(ranks))
+            if ending == signal.SIGABRT and not any(codes) and quiet_s < timeout_s:
+                deadline = time.monotonic() + timeout_s - quiet_s
+                continue
             for other in alive:
                 os.kill(other, ending)
             deadline, ending = time.monotonic() + LAST_WORDS_S, signal.SIGKILL
         else:
             time.sleep(0.02)
     return codes
+
+
+def _last_sign(ranks: list[dict[str, Any]]) -> float:
+    """When a rank last printed something or began a step (executor/folder/alive.py), in seconds since 1970."""
+    logs = {Path(rank["log"]) for rank in ranks}
+    reports = [report for log in logs for report in log.parent.glob("alive/rank-*")]
+    return max((file.stat().st_mtime for file in (*logs, *reports) if file.exists()), default=0.0)
 
 
 def _fork(rank: dict[str, Any]) -> int:
