@@ -15,7 +15,7 @@ import msgspec
 from planner.ask.question import Question, case_of
 from planner.basics.arith import Number
 from planner.decide.bounds import bound_lines, memory_bound
-from planner.decide.candidates import Figures, least_seconds, seconds_per_sequence
+from planner.decide.candidates import LayoutFigures, least_seconds, seconds_per_sequence
 from planner.decide.space import Groups, Row, belongs, spaces, splits, templates
 from planner.decide.star import Parts, parts_of, simpler
 from planner.parallelism.rules import Rule
@@ -155,7 +155,7 @@ def as_column(value: Number, rows: int) -> Column:
 # -- what a search asks --------------------------------------------------------------------------------------------
 
 
-class Bounded(NamedTuple):
+class BoundedBlock(NamedTuple):
     """A block's legal rows that may fit, with bounds from below, a row each: seconds a sequence, as predicted and if
     nothing overlapped, and bytes on the device."""
 
@@ -164,10 +164,10 @@ class Bounded(NamedTuple):
     serial: Column
     memory: Column
 
-    def within(self, limit_s: float) -> Bounded:
+    def within(self, limit_s: float) -> BoundedBlock:
         """The rows whose bound on time is within a limit."""
         mask = self.seconds <= limit_s
-        return Bounded(self.block.only(mask), self.seconds[mask], self.serial[mask], self.memory[mask])
+        return BoundedBlock(self.block.only(mask), self.seconds[mask], self.serial[mask], self.memory[mask])
 
 
 def legal(question: Question, block: Block, rules: Iterable[tuple[str, Rule]], rejected: Counter[str]) -> Block | None:
@@ -192,7 +192,7 @@ def legal(question: Question, block: Block, rules: Iterable[tuple[str, Rule]], r
     return block if block.size else None
 
 
-def bounds(figures: Figures, block: Block, lost_s: float) -> tuple[Bounded, list[tuple[float, Layout]]]:
+def bounds(figures: LayoutFigures, block: Block, lost_s: float) -> tuple[BoundedBlock, list[tuple[float, Layout]]]:
     """(the rows whose bound on memory is within the limit, (bound on memory, layout) of the few of least bound). Rows
     that surely take more than `lost_s` a sequence have a lower bound on time than others, above it."""
     import numpy as np  # large spaces only
@@ -213,11 +213,11 @@ def bounds(figures: Figures, block: Block, lost_s: float) -> tuple[Bounded, list
     if not may_fit.all():
         block, memory = block.only(may_fit), memory[may_fit]
         if not block.size:
-            return Bounded(block, memory, memory, memory), smallest
+            return BoundedBlock(block, memory, memory, memory), smallest
         case = case_of(question, block.columns())
     if lost_s == float("inf"):
         seconds, serial = (as_column(one, block.size) for one in seconds_per_sequence(question, case))
-        return Bounded(block, seconds, serial, memory), smallest
+        return BoundedBlock(block, seconds, serial, memory), smallest
     seconds = as_column(least_seconds(question, case), block.size).copy()
     serial = seconds.copy()
     (open_rows,) = np.nonzero(seconds <= lost_s)
@@ -225,10 +225,10 @@ def bounds(figures: Figures, block: Block, lost_s: float) -> tuple[Bounded, list
         left = block.only(open_rows)
         exact = seconds_per_sequence(question, case_of(question, left.columns()))
         seconds[open_rows], serial[open_rows] = (as_column(one, left.size) for one in exact)
-    return Bounded(block, seconds, serial, memory), smallest
+    return BoundedBlock(block, seconds, serial, memory), smallest
 
 
-def best_first(bounded: Sequence[Bounded]) -> Any:
+def best_first(bounded: Sequence[BoundedBlock]) -> Any:
     """(seconds, place in `bounded`, row) of every row, ascending in time's bound, then in memory's."""
     import numpy as np  # large spaces only
 
@@ -241,7 +241,7 @@ def best_first(bounded: Sequence[Bounded]) -> Any:
     return np.stack([seconds[order], place[order], row[order]], axis=1)
 
 
-def least_serial_first(bounded: Sequence[Bounded], most: int | None) -> Iterator[tuple[float, Layout]]:
+def least_serial_first(bounded: Sequence[BoundedBlock], most: int | None) -> Iterator[tuple[float, Layout]]:
     """(seconds if nothing overlapped, layout) of the rows that accumulate `most` micro-batches at most (None: of all),
     ascending in the bound."""
     import numpy as np  # large spaces only
@@ -260,7 +260,7 @@ def least_serial_first(bounded: Sequence[Bounded], most: int | None) -> Iterator
 
 
 def simplest_first(
-    bounded: Sequence[Bounded], seq_len: int, than: Parts
+    bounded: Sequence[BoundedBlock], seq_len: int, than: Parts
 ) -> Iterator[tuple[Parts, float, float, Layout]]:
     """(parts, memory, seconds if nothing overlapped, layout) of the rows that are as simple as a layout of the parts
     `than` or simpler, the simplest first and then ascending in memory's bound."""

@@ -57,14 +57,11 @@ def beats(one: Candidate, other: Candidate) -> bool:
     )
 
 
-Seconds = tuple[Number, Number]
-"""Seconds a sequence: as predicted, and if all that is sent were waited for."""
-
-
 def seconds_per_sequence(
     question: Question, case: Case, traffic: list[tuple[Traffic, Number]] | None = None
-) -> Seconds:
-    """Seconds of one layout, its schedule played out; of columns, seconds that no layout goes below.
+) -> tuple[Number, Number]:
+    """(seconds a sequence as predicted, and if all that is sent were waited for): of one layout, its schedule played
+    out; of columns, what no layout goes below.
 
     `traffic` is what the layout sends in a step, where that is known already.
     """
@@ -110,14 +107,14 @@ def floor_bytes(case: Case) -> float:
     return float(max(sum(held.values()) for _, held in held_outside(case)))
 
 
-class Figures:
+class LayoutFigures:
     """Exact figures of a question's single layouts, each worked out once for all searches of it.
 
     `known` are those of the same question where only its strategy differs. `surely`: only what the device holds at the
     upper end of its band, and hosts of known memory, counts as fitting.
     """
 
-    def __init__(self, question: Question, known: Figures | None = None) -> None:
+    def __init__(self, question: Question, known: LayoutFigures | None = None) -> None:
         self.question, self.surely = question, False
         self._seconds: dict[Layout, tuple[float, float]] = known._seconds if known else {}
         self._traffic: dict[Layout, list[tuple[Traffic, Number]]] = known._traffic if known else {}

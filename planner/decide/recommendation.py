@@ -18,7 +18,7 @@ from planner.ask.question import Question, case_of, check_switches, exact_layout
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
 from planner.decide.answers import FREE, Answer, Constraints, Estimate, seconds_of, serial_seconds_of
-from planner.decide.candidates import Candidate, Figures, thing_of
+from planner.decide.candidates import Candidate, LayoutFigures, thing_of
 from planner.decide.contradictions import refuse_empty
 from planner.decide.estimate_json import answer_dict
 from planner.decide.estimation import check_job, check_strategy, estimate
@@ -47,7 +47,7 @@ def recommend(
     constraints: Constraints = FREE,
     *,
     front: int = 0,
-    figures: Figures | None = None,
+    figures: LayoutFigures | None = None,
 ) -> Answer:
     """The star (star.py), then the fastest layouts of other things; where none fits and launches, the nearest to it.
 

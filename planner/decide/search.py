@@ -16,9 +16,9 @@ from typing import NamedTuple, cast
 from planner.ask.question import Question
 from planner.basics.progress import Cancelled, Progress
 from planner.decide import singles
-from planner.decide.candidates import Candidate, Figures, beats, floor_seconds, of_same_floor, order_of
+from planner.decide.candidates import Candidate, LayoutFigures, beats, floor_seconds, of_same_floor, order_of
 from planner.decide.star import TIE, starred
-from planner.decide.walker import TOO_LARGE, TOO_SLOW, BoundedRows, Rows, Smallest, Space, Walker
+from planner.decide.walker import TOO_LARGE, TOO_SLOW, BoundedRows, LayoutRows, Smallest, Space, Walker
 from planner.engines import engine_of
 from planner.parallelism.rules import Rule
 from planner.spec import Layout, Runtime
@@ -64,7 +64,7 @@ def rank(
     more_rules: MoreRules | None = None,
     own_rules: tuple[Rule, ...] = (),
     tie: float = TIE,
-    figures: Figures | None = None,
+    figures: LayoutFigures | None = None,
     few: int = FEW,
 ) -> Ranking:
     """The k best layouts of the space; with `front`, up to that many of the Pareto front too, the fastest of it.
@@ -74,7 +74,7 @@ def rank(
     space, `more_rules` (of a backend) and `own_rules` too. `figures` of the same question spare working them out again;
     spaces of `few` layouts at most are looked at one by one.
     """
-    figures = figures or Figures(question)
+    figures = figures or LayoutFigures(question)
     for surely in (True, False):
         figures.surely = surely
         found = _rank(figures, k, engines, slowest, front, more_rules, own_rules, tie, few)
@@ -83,7 +83,7 @@ def rank(
     return found
 
 
-def _space(question: Question, engines: tuple[str, ...] | None, few: int) -> tuple[Space, list[Rows]]:
+def _space(question: Question, engines: tuple[str, ...] | None, few: int) -> tuple[Space, list[LayoutRows]]:
     """How a space is looked at, and its blocks."""
     blocks, size = [], 0
     for block in singles.blocks_of(question, engines):
@@ -92,12 +92,12 @@ def _space(question: Question, engines: tuple[str, ...] | None, few: int) -> tup
         if size > few:
             from planner.decide import blocks as columns  # NumPy, and only for these
 
-            return cast(Space, columns), cast(list[Rows], list(columns.blocks_of(question, engines)))
-    return cast(Space, singles), cast(list[Rows], blocks)
+            return cast(Space, columns), cast(list[LayoutRows], list(columns.blocks_of(question, engines)))
+    return cast(Space, singles), cast(list[LayoutRows], blocks)
 
 
 def _rank(
-    figures: Figures,
+    figures: LayoutFigures,
     k: int,
     engines: tuple[str, ...] | None,
     slowest: float | None,
@@ -115,7 +115,7 @@ def _rank(
     space, every = _space(question, engines, few)
     bounded: list[BoundedRows] = []
     near: list[BoundedRows] = []
-    unbounded: list[tuple[float, list[Rows]]] = []
+    unbounded: list[tuple[float, list[LayoutRows]]] = []
     considered = pruned = waiting = 0
     interrupted, nearest, star = False, None, None
 
@@ -127,7 +127,7 @@ def _rank(
         """The rows whose bounds leave it open whether they are near the fastest."""
         return [left for one in some if walker.best and (left := one.within(limit_s())).block.size]
 
-    def legal(block: Rows, rejected: Counter[str]) -> Rows | None:
+    def legal(block: LayoutRows, rejected: Counter[str]) -> LayoutRows | None:
         runtime = question.runtime(block.template.engine)
         rules = [(rule.name, rule) for rule in (*engine_of(block.template.engine).rules, *own_rules)]
         refused = more_rules(runtime) if more_rules is not None else ()
@@ -198,11 +198,13 @@ def _rank(
     )
 
 
-def _by_floor(question: Question, blocks: Iterable[Rows], progress: Progress) -> list[tuple[float, list[Rows]]]:
+def _by_floor(
+    question: Question, blocks: Iterable[LayoutRows], progress: Progress
+) -> list[tuple[float, list[LayoutRows]]]:
     """Blocks with equal work to do, least first, each with the seconds a sequence takes when every GPU does its share
     of that work and nothing else; of equal work, those first that split the model least."""
     known: dict[Layout, float] = {}
-    floors: dict[tuple[float, int], list[Rows]] = {}
+    floors: dict[tuple[float, int], list[LayoutRows]] = {}
     for block in blocks:
         progress.at(0)
         layout = block.template
@@ -228,7 +230,7 @@ def together(rankings: Sequence[Ranking], k: int, question: Question, tie: float
     smallest = None
     if not able:
         layouts = [one.smallest for one in rankings if one.smallest is not None]
-        smallest = min(layouts, key=Figures(question).bytes, default=None)
+        smallest = min(layouts, key=LayoutFigures(question).bytes, default=None)
     return Ranking(
         tuple(sorted((found for one in able for found in one.best), key=order_of)[:k]),
         tuple(front),

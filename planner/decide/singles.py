@@ -16,7 +16,7 @@ import msgspec
 
 from planner.ask.question import Question, case_of
 from planner.decide.bounds import bound_lines
-from planner.decide.candidates import Figures, least_seconds
+from planner.decide.candidates import LayoutFigures, least_seconds
 from planner.decide.space import by_batch, spaces
 from planner.decide.star import Parts, parts_of
 from planner.figures.memory import device_bytes, peak_at
@@ -42,7 +42,7 @@ class Group(NamedTuple):
         return msgspec.structs.replace(self.template, micro_batch_size=micro, grad_accum=accum)
 
 
-class Bounded(NamedTuple):
+class BoundedGroup(NamedTuple):
     """A group's legal layouts that may fit, with bounds from below, a row each: seconds a sequence, as predicted and if
     nothing overlapped, and bytes on the device."""
 
@@ -51,14 +51,14 @@ class Bounded(NamedTuple):
     serial: Sequence[float]
     memory: Sequence[float]
 
-    def within(self, limit_s: float) -> Bounded:
+    def within(self, limit_s: float) -> BoundedGroup:
         """The rows whose bound on time is within a limit."""
         return self._rows([row for row, seconds in enumerate(self.seconds) if seconds <= limit_s])
 
-    def _rows(self, rows: list[int]) -> Bounded:
+    def _rows(self, rows: list[int]) -> BoundedGroup:
         batches = tuple(self.block.batches[row] for row in rows)
         columns = ([column[row] for row in rows] for column in self[1:])
-        return Bounded(self.block._replace(batches=batches), *columns)
+        return BoundedGroup(self.block._replace(batches=batches), *columns)
 
 
 def blocks_of(question: Question, engines: tuple[str, ...] | None = None) -> Iterator[Group]:
@@ -86,7 +86,7 @@ def legal(question: Question, block: Group, rules: Iterable[tuple[str, Rule]], r
     return block._replace(batches=tuple(kept)) if kept else None
 
 
-def bounds(figures: Figures, block: Group, lost_s: float) -> tuple[Bounded, list[tuple[float, Layout]]]:
+def bounds(figures: LayoutFigures, block: Group, lost_s: float) -> tuple[BoundedGroup, list[tuple[float, Layout]]]:
     """(the layouts whose bound on memory is within the limit, (bound on memory, layout) of all).
 
     Where even the fastest surely takes more than `lost_s` a sequence, that is each one's bound on time, and bounds on
@@ -97,7 +97,7 @@ def bounds(figures: Figures, block: Group, lost_s: float) -> tuple[Bounded, list
         rows = range(block.size) if block.template.pp > 1 else [block.size - 1]
         least = min(float(least_seconds(question, case_of(question, block.layout(row)))) for row in rows)
         if least > lost_s:
-            return Bounded(block, [least] * block.size, [least] * block.size, [0.0] * block.size), []
+            return BoundedGroup(block, [least] * block.size, [least] * block.size, [0.0] * block.size), []
     lines: dict[int, list[tuple[float, float]]] = {}
     seconds, serial, memories, batches = [], [], [], []
     sizes = []
@@ -115,10 +115,10 @@ def bounds(figures: Figures, block: Group, lost_s: float) -> tuple[Bounded, list
             serial.append(bare)
             memories.append(memory)
             batches.append(block.batches[row])
-    return Bounded(block._replace(batches=tuple(batches)), seconds, serial, memories), sizes
+    return BoundedGroup(block._replace(batches=tuple(batches)), seconds, serial, memories), sizes
 
 
-def best_first(bounded: Sequence[Bounded]) -> list[tuple[float, int, int]]:
+def best_first(bounded: Sequence[BoundedGroup]) -> list[tuple[float, int, int]]:
     """(seconds, place in `bounded`, row) of every row, ascending in time's bound, then in memory's."""
     rows = [
         (seconds, memory, place, row)
@@ -128,7 +128,7 @@ def best_first(bounded: Sequence[Bounded]) -> list[tuple[float, int, int]]:
     return [(seconds, place, row) for seconds, _, place, row in sorted(rows)]
 
 
-def least_serial_first(bounded: Sequence[Bounded], most: int | None) -> Iterator[tuple[float, Layout]]:
+def least_serial_first(bounded: Sequence[BoundedGroup], most: int | None) -> Iterator[tuple[float, Layout]]:
     """(seconds if nothing overlapped, layout) of the rows that accumulate `most` micro-batches at most (None: of all),
     ascending in the bound."""
     rows = [
@@ -142,7 +142,7 @@ def least_serial_first(bounded: Sequence[Bounded], most: int | None) -> Iterator
 
 
 def simplest_first(
-    bounded: Sequence[Bounded], seq_len: int, than: Parts
+    bounded: Sequence[BoundedGroup], seq_len: int, than: Parts
 ) -> Iterator[tuple[Parts, float, float, Layout]]:
     """(parts, memory, seconds if nothing overlapped, layout) of the rows that are as simple as a layout of the parts
     `than` or simpler, the simplest first and then ascending in memory's bound."""

@@ -15,7 +15,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
 from planner.decide import singles
 from planner.decide.answers import FREE, Answer, Constraints, Estimate, seconds_of
-from planner.decide.candidates import Figures
+from planner.decide.candidates import LayoutFigures
 from planner.decide.estimation import check_job, check_strategy, estimate
 from planner.decide.recommendation import ADAPTED, adapted_to, recommend
 from planner.decide.search import rank
@@ -34,7 +34,7 @@ def answer(question: Question) -> Answer:
     if _other_runtime(question):
         return _of_runtime(question)
     _check_choices(question)
-    figures = Figures(question)
+    figures = LayoutFigures(question)
     try:
         found = recommend(question, 1, figures=figures)
     except PlannerError:  # no layout is launched from here; the strategies say why
@@ -68,7 +68,7 @@ def _of_runtime(question: Question) -> Answer:
     return msgspec.structs.replace(found, recommended=None, fastest=None, constraints=FREE)
 
 
-def _side_by_side(found: Answer, figures: Figures) -> Answer:
+def _side_by_side(found: Answer, figures: LayoutFigures) -> Answer:
     """Each strategy's best layout, with the star in its strategy's place or behind them."""
     question, star = found.question, found.best
     if found.interrupted:
@@ -111,9 +111,9 @@ def _side_by_side(found: Answer, figures: Figures) -> Answer:
     )
 
 
-def _best_of(question: Question, strategy: Strategy, figures: Figures) -> Estimate | None:
+def _best_of(question: Question, strategy: Strategy, figures: LayoutFigures) -> Estimate | None:
     """A strategy's own star, else the layout that needs least memory."""
-    asked = Figures(msgspec.structs.replace(question, strategy=strategy.name), figures)
+    asked = LayoutFigures(msgspec.structs.replace(question, strategy=strategy.name), figures)
     ranking = rank(asked.question, figures=asked)
     if ranking.interrupted:
         raise Cancelled
@@ -146,7 +146,7 @@ def _best_adapted(adapted: Question) -> Estimate | None:
 def _add_offloaded(question: Question, shown: list[Estimate]) -> bool:
     """Each strategy's fastest layout that fits with states in host memory; whether there was any to look at."""
     looked = False
-    ways = [Figures(way) for way in ways_out(question)]
+    ways = [LayoutFigures(way) for way in ways_out(question)]
     for strategy in strategies_of(question) if ways else ():
         found = [one for way in ways if (one := _best_of(way.question, strategy, way)) is not None]
         looked = looked or bool(found)

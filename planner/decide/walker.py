@@ -12,7 +12,7 @@ from typing import Protocol
 
 from planner.ask.question import Question, case_of
 from planner.basics.progress import Progress
-from planner.decide.candidates import Candidate, Figures, beats, order_of, thing_of
+from planner.decide.candidates import Candidate, LayoutFigures, beats, order_of, thing_of
 from planner.decide.star import Parts, order_of_star, parts_of
 from planner.parallelism.rules import Rule
 from planner.spec import Layout
@@ -26,7 +26,7 @@ MOST_WALKED = 2000
 """Single layouts evaluated at most while nothing fits: by then the cheap bounds have failed to tell."""
 
 
-class Rows(Protocol):
+class LayoutRows(Protocol):
     """Layouts that share their categories."""
 
     @property
@@ -46,7 +46,7 @@ class BoundedRows(Protocol):
     and bytes on the device."""
 
     @property
-    def block(self) -> Rows:
+    def block(self) -> LayoutRows:
         """The layouts."""
 
     @property
@@ -60,16 +60,18 @@ class BoundedRows(Protocol):
 class Space(Protocol):
     """Ways to look at a space of layouts: one by one (singles.py), or in columns (blocks.py)."""
 
-    def blocks_of(self, question: Question, engines: tuple[str, ...] | None, /) -> Iterator[Rows]:
+    def blocks_of(self, question: Question, engines: tuple[str, ...] | None, /) -> Iterator[LayoutRows]:
         """Everything that the engines may do on this cluster, within what the person fixed."""
 
     def legal(
-        self, question: Question, block: Rows, rules: Iterable[tuple[str, Rule]], rejected: Counter[str], /
-    ) -> Rows | None:
+        self, question: Question, block: LayoutRows, rules: Iterable[tuple[str, Rule]], rejected: Counter[str], /
+    ) -> LayoutRows | None:
         """The layouts that break no rule, None of none; `rejected` counts how many break each first."""
 
-    def bounds(self, figures: Figures, block: Rows, lost_s: float, /) -> tuple[BoundedRows, list[tuple[float, Layout]]]:
-        """(the rows that may fit, (bound on memory, layout) of those of least bound). Rows that surely take more than
+    def bounds(
+        self, figures: LayoutFigures, block: LayoutRows, lost_s: float, /
+    ) -> tuple[BoundedRows, list[tuple[float, Layout]]]:
+        """(the rows that may fit, (bound on memory, layout) of those of least bound). LayoutRows that surely take more than
         `lost_s` a sequence have a bound on time above it, which may be lower than others'."""
 
     def best_first(self, bounded: Sequence[BoundedRows], /) -> Sequence[tuple[float, int, int]]:
@@ -90,7 +92,7 @@ class Smallest:
     """The legal layout that needs least memory, for when none fits: each block's few of the least bound are walked,
     least bound first, until no bound is left that could be less."""
 
-    def __init__(self, figures: Figures, progress: Progress) -> None:
+    def __init__(self, figures: LayoutFigures, progress: Progress) -> None:
         self._figures, self._progress = figures, progress
         self._bounds: list[tuple[float, Layout]] = []
         self._least: tuple[float, Layout | None] = (math.inf, None)
@@ -122,7 +124,7 @@ class Walker:
     """
 
     def __init__(
-        self, figures: Figures, k: int, slowest: float | None, front: int, smallest: Smallest, progress: Progress
+        self, figures: LayoutFigures, k: int, slowest: float | None, front: int, smallest: Smallest, progress: Progress
     ) -> None:
         self._figures, self._smallest, self._progress = figures, smallest, progress
         self._k, self._slowest, self._points = k, slowest, front

@@ -18,7 +18,7 @@ from planner.ask.question import Pins, Question, case_of, limit_bytes
 from planner.decide import blocks, search, walker
 from planner.decide.blocks import Block, as_column, blocks_of
 from planner.decide.bounds import memory_bound
-from planner.decide.candidates import Candidate, Figures, least_seconds, seconds_per_sequence
+from planner.decide.candidates import Candidate, LayoutFigures, least_seconds, seconds_per_sequence
 from planner.decide.search import rank
 from planner.decide.space import proposed
 from planner.decide.star import starred
@@ -284,7 +284,7 @@ def test_bounds_asked_once_for_all_micro_batches_are_those_of_each_row() -> None
         case = case_of(question, block.columns())
         bound = as_column(memory_bound(case), block.size)
         kept = bound <= limit_bytes(question, case)
-        bounded, _ = blocks.bounds(Figures(question), block, math.inf)
+        bounded, _ = blocks.bounds(LayoutFigures(question), block, math.inf)
         assert bounded.memory.tolist() == bound[kept].tolist()
     assert shared
 

@@ -22,7 +22,7 @@ from planner.calibrate.asked import CannotPredict
 from planner.decide import blocks, levers, network_reasons, smaller, walker
 from planner.decide.blocks import as_column
 from planner.decide.bounds import memory_bound
-from planner.decide.candidates import Candidate, Figures
+from planner.decide.candidates import Candidate, LayoutFigures
 from planner.decide.search import Ranking, together
 from planner.decide.walker import FRONT_SPAN, Smallest, Walker
 from planner.figures.stepparts import Slowest
@@ -43,7 +43,7 @@ def one(seconds: float, size: float, name: int = 1) -> Candidate:
 def walks(k: int = 2, front: int = 0, slowest: float | None = None) -> Walker:
     smallest: Any = SimpleNamespace(walked=lambda layout, size: None)
     progress: Any = SimpleNamespace(at=lambda done: None)
-    return Walker(Figures(ASKED), k, slowest, front, smallest, progress)
+    return Walker(LayoutFigures(ASKED), k, slowest, front, smallest, progress)
 
 
 # -- a walk through candidates ----------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_the_smallest_is_walked_for_as_long_as_a_bound_is_below_it() -> None:
 def test_of_a_block_in_columns_a_few_of_least_bound_may_be_the_smallest() -> None:
     block = max(blocks.blocks_of(ASKED), key=lambda one: one.size)
     assert block.size > blocks.LEAST_OF_BLOCK
-    _, least = blocks.bounds(Figures(ASKED), block, math.inf)
+    _, least = blocks.bounds(LayoutFigures(ASKED), block, math.inf)
     bound = as_column(memory_bound(case_of(ASKED, block.columns())), block.size)
     assert sorted(size for size, _ in least) == sorted(bound)[: blocks.LEAST_OF_BLOCK]
 
@@ -163,7 +163,7 @@ def test_searches_of_spaces_that_share_nothing_are_one(monkeypatch: pytest.Monke
     assert found.star == one(1.0, 9.0, 1) and not found.surely
     sure = together([first, other._replace(surely=True)], 2, ASKED)
     assert sure.best == other.best and sure.star == one(2.0, 5.0, 4) and sure.surely  # a `yes` comes before what fits
-    monkeypatch.setattr(Figures, "bytes", lambda self, layout: layout.dp_replicate)
+    monkeypatch.setattr(LayoutFigures, "bytes", lambda self, layout: layout.dp_replicate)
     none = [Ranking((), (), one(0, 0, size).layout if size else None, 1, 0, 0, {}) for size in (4, 2, None)]
     smallest = together(none, 2, ASKED).smallest
     assert smallest is not None and smallest.dp_replicate == 16
