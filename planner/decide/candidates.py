@@ -14,7 +14,14 @@ from planner.ask.question import Question, case_of, limit_bytes
 from planner.basics.arith import Number, maximum
 from planner.figures.comm import Traffic
 from planner.figures.memory import LinesByStage, device_bytes, held_outside, hosts_hold, of_same_lines
-from planner.figures.steptime import StepTime, least_step_seconds, step_time, step_traffic, whole_pass_seconds
+from planner.figures.steptime import (
+    KnownPasses,
+    StepTime,
+    least_step_seconds,
+    step_time,
+    step_traffic,
+    whole_pass_seconds,
+)
 from planner.parallelism.case import Case
 from planner.spec import Layout
 
@@ -78,10 +85,10 @@ def without_overlap(time: StepTime) -> Number:
     return time.step_s - time.exposed_comm_s + maximum(time.comm_s, time.exposed_comm_s)
 
 
-def least_seconds(question: Question, case: Case) -> Number:
+def least_seconds(question: Question, case: Case, known: KnownPasses | None = None) -> Number:
     """A cheaper bound below both of `seconds_per_sequence`, a rounding's width lower; 0 where the device's rates are
     unknown."""
-    step_s = least_step_seconds(case, question.calibration)
+    step_s = least_step_seconds(case, question.calibration, known)
     return 0.0 if step_s is None else step_s * (1 - ROUNDING) / case.layout.global_batch_size
 
 
@@ -119,6 +126,7 @@ class LayoutFigures:
         self._seconds: dict[Layout, tuple[float, float]] = known._seconds if known else {}
         self._traffic: dict[Layout, list[tuple[Traffic, Number]]] = known._traffic if known else {}
         self._lines: dict[Layout, LinesByStage] = known._lines if known else {}
+        self._passes: KnownPasses = known._passes if known else {}
 
     def limit(self, case: Case) -> float:
         """Bytes that a layout may be predicted to show on the device."""
@@ -142,6 +150,10 @@ class LayoutFigures:
             predicted, serial = seconds_per_sequence(self.question, case, traffic)
             self._seconds[layout] = float(predicted), float(serial)
         return self._seconds[layout]
+
+    def least_seconds(self, layout: Layout) -> float:
+        """A cheap bound below `seconds`."""
+        return float(least_seconds(self.question, case_of(self.question, layout), self._passes))
 
     def bytes(self, layout: Layout, enough: float = math.inf) -> float:
         """Bytes of a device at the layout's peak; where a stage has more than `enough`, those of the first such stage

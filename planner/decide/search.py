@@ -24,7 +24,7 @@ from planner.parallelism.rules import Rule
 from planner.spec import Layout, Runtime
 
 REFUSED = "backend refuses"
-FEW = 2**13
+FEW = 5000
 """Layouts up to which a space is looked at one by one: more take longer so than it takes to load NumPy."""
 
 MoreRules = Callable[[Runtime], tuple[Rule, ...]]

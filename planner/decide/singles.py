@@ -16,7 +16,7 @@ import msgspec
 
 from planner.ask.question import Question, case_of
 from planner.decide.bounds import bound_lines
-from planner.decide.candidates import LayoutFigures, least_seconds
+from planner.decide.candidates import LayoutFigures
 from planner.decide.space import by_batch, spaces
 from planner.decide.star import Parts, parts_of
 from planner.figures.memory import device_bytes, peak_at
@@ -26,7 +26,8 @@ from planner.spec import Layout
 
 class Group(NamedTuple):
     """Layouts that differ in the batch alone: (micro_batch_size, grad_accum) of each, smallest micro-batch first. All
-    accumulate, or none does. Without a pipeline no other takes fewer seconds a sequence than the last."""
+    accumulate, or none does; in a pipeline all accumulate as much. No other takes fewer seconds a sequence than the
+    last."""
 
     template: Layout
     batches: tuple[tuple[int, int], ...]
@@ -65,57 +66,54 @@ def blocks_of(question: Question, engines: tuple[str, ...] | None = None) -> Ite
     """Everything that the engines may do on this cluster, within what the person fixed."""
     for facts in spaces(question, engines):
         for layout, batches in by_batch(question, facts):
-            for accumulates in (False, True):
-                if some := tuple(one for one in sorted(batches) if (one[1] > 1) is accumulates):
-                    yield Group(layout, some)
+            alike: dict[int, list[tuple[int, int]]] = {}
+            for micro, accum in sorted(batches):
+                alike.setdefault(accum if layout.pp > 1 else min(accum, 2), []).append((micro, accum))
+            for some in alike.values():
+                yield Group(layout, tuple(some))
 
 
 def legal(question: Question, block: Group, rules: Iterable[tuple[str, Rule]], rejected: Counter[str]) -> Group | None:
-    """The layouts that break no rule, None of none; `rejected` counts how many break each first. No rule tells the
-    batches of a group apart but those about a pipeline's micro-batches."""
-    rules = list(rules)
-    kept: list[tuple[int, int]] = []
-    alike = block.size if block.template.pp == 1 else 1
-    for row in range(0, block.size, alike):
-        case = case_of(question, block.layout(row))
-        broken = next((name for name, rule in rules if not rule.holds(case)), None)
-        if broken is None:
-            kept += block.batches[row : row + alike]
-        else:
-            rejected[broken] += alike
-    return block._replace(batches=tuple(kept)) if kept else None
+    """The group where it breaks no rule; `rejected` counts its layouts under the first that it breaks."""
+    case = case_of(question, block.layout(0))
+    for name, rule in rules:
+        if not rule.holds(case):
+            rejected[name] += block.size
+            return None
+    return block
 
 
 def bounds(figures: LayoutFigures, block: Group, lost_s: float) -> tuple[BoundedGroup, list[tuple[float, Layout]]]:
-    """(the layouts whose bound on memory is within the limit, (bound on memory, layout) of all).
+    """(the layouts whose bound on memory is within the limit, (bound on memory, layout) of the one of least bound).
 
     Where even the fastest surely takes more than `lost_s` a sequence, that is each one's bound on time, and bounds on
     memory are not asked for.
     """
     question = figures.question
     if lost_s < math.inf:
-        rows = range(block.size) if block.template.pp > 1 else [block.size - 1]
-        least = min(float(least_seconds(question, case_of(question, block.layout(row)))) for row in rows)
+        least = figures.least_seconds(block.layout(block.size - 1))
         if least > lost_s:
             return BoundedGroup(block, [least] * block.size, [least] * block.size, [0.0] * block.size), []
-    lines: dict[int, list[tuple[float, float]]] = {}
+    lines = [(float(start), float(slope)) for start, slope in bound_lines(case_of(question, block.layout(0)))]
+    least_bytes = math.inf
     seconds, serial, memories, batches = [], [], [], []
-    sizes = []
-    for row, (micro, accum) in enumerate(block.batches):
-        layout = block.layout(row)
-        case = case_of(question, layout)
-        key = accum if layout.pp > 1 else 0
-        if key not in lines:
-            lines[key] = [(float(start), float(slope)) for start, slope in bound_lines(case)]
-        memory = float(device_bytes(case, peak_at(lines[key], micro)))
-        sizes.append((memory, layout))
-        if memory <= figures.limit(case):
-            predicted, bare = figures.seconds(layout)
+    smallest = block.layout(0)
+    limit = figures.limit(case_of(question, smallest))
+    for row, (micro, _) in enumerate(block.batches):
+        live, layout = peak_at(lines, micro), block.layout(row)
+        if row and live > limit:  # and larger micro-batches need more
+            break
+        memory = float(device_bytes(case_of(question, layout), live))
+        if not row:
+            least_bytes = memory
+        if memory <= limit:
+            least = 0.0 if lost_s == math.inf else figures.least_seconds(layout)
+            predicted, bare = (least, least) if least > lost_s else figures.seconds(layout)
             seconds.append(predicted)
             serial.append(bare)
             memories.append(memory)
             batches.append(block.batches[row])
-    return BoundedGroup(block._replace(batches=tuple(batches)), seconds, serial, memories), sizes
+    return BoundedGroup(block._replace(batches=tuple(batches)), seconds, serial, memories), [(least_bytes, smallest)]
 
 
 def best_first(bounded: Sequence[BoundedGroup]) -> list[tuple[float, int, int]]:

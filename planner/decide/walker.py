@@ -71,7 +71,7 @@ class Space(Protocol):
     def bounds(
         self, figures: LayoutFigures, block: LayoutRows, lost_s: float, /
     ) -> tuple[BoundedRows, list[tuple[float, Layout]]]:
-        """(the rows that may fit, (bound on memory, layout) of those of least bound). LayoutRows that surely take more than
+        """(the rows that may fit, (bound on memory, layout) of those of least bound). Rows that surely take more than
         `lost_s` a sequence have a bound on time above it, which may be lower than others'."""
 
     def best_first(self, bounded: Sequence[BoundedRows], /) -> Sequence[tuple[float, int, int]]:
