@@ -127,6 +127,7 @@ class LayoutFigures:
         self._traffic: dict[Layout, list[tuple[Traffic, Number]]] = known._traffic if known else {}
         self._lines: dict[Layout, LinesByStage] = known._lines if known else {}
         self._passes: KnownPasses = known._passes if known else {}
+        self._floors: dict[Layout, float] = known._floors if known else {}
 
     def limit(self, case: Case) -> float:
         """Bytes that a layout may be predicted to show on the device."""
@@ -150,6 +151,13 @@ class LayoutFigures:
             predicted, serial = seconds_per_sequence(self.question, case, traffic)
             self._seconds[layout] = float(predicted), float(serial)
         return self._seconds[layout]
+
+    def floor_seconds(self, layout: Layout) -> float:
+        """Seconds a sequence that no batch of the layout goes below."""
+        key = of_same_floor(layout)
+        if key not in self._floors:
+            self._floors[key] = floor_seconds(self.question, key)
+        return self._floors[key]
 
     def least_seconds(self, layout: Layout) -> float:
         """A cheap bound below `seconds`."""

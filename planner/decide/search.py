@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 from planner.ask.question import Question
 from planner.basics.progress import Cancelled, Progress
 from planner.decide import singles
-from planner.decide.candidates import Candidate, LayoutFigures, beats, floor_seconds, of_same_floor, order_of
+from planner.decide.candidates import Candidate, LayoutFigures, beats, order_of
 from planner.decide.star import TIE, starred
 from planner.decide.walker import TOO_LARGE, TOO_SLOW, BoundedRows, LayoutRows, Smallest, Space, Walker
 from planner.engines import engine_of
@@ -74,12 +74,14 @@ def rank(
     space, `more_rules` (of a backend) and `own_rules` too. `figures` of the same question spare working them out again;
     spaces of `few` layouts at most are looked at one by one.
     """
-    figures = figures or LayoutFigures(question)
+    figures, capacity = figures or LayoutFigures(question), question.cluster.gpu.memory_bytes
     for surely in (True, False):
         figures.surely = surely
         found = _rank(figures, k, engines, slowest, front, more_rules, own_rules, tie, few)
         if found.best or found.interrupted:
             break
+        if found.smallest is not None and capacity is not None and figures.bytes(found.smallest) > capacity:
+            break  # nor does any fit with less certainty
     return found
 
 
@@ -136,7 +138,7 @@ def _rank(
         )
 
     try:
-        groups = _by_floor(question, every, progress)
+        groups = _by_floor(figures, every, progress)
         progress.total = sum(block.size for block in every)
         for floor, blocks in groups:
             rows = sum(block.size for block in blocks)
@@ -199,19 +201,16 @@ def _rank(
 
 
 def _by_floor(
-    question: Question, blocks: Iterable[LayoutRows], progress: Progress
+    figures: LayoutFigures, blocks: Iterable[LayoutRows], progress: Progress
 ) -> list[tuple[float, list[LayoutRows]]]:
     """Blocks with equal work to do, least first, each with the seconds a sequence takes when every GPU does its share
     of that work and nothing else; of equal work, those first that split the model least."""
-    known: dict[Layout, float] = {}
     floors: dict[tuple[float, int], list[LayoutRows]] = {}
     for block in blocks:
         progress.at(0)
         layout = block.template
-        one = of_same_floor(layout)
-        if one not in known:
-            known[one] = floor_seconds(question, one)
-        floors.setdefault((known[one], layout.pp * layout.cp * layout.tp * layout.ep), []).append(block)
+        split = layout.pp * layout.cp * layout.tp * layout.ep
+        floors.setdefault((figures.floor_seconds(layout), split), []).append(block)
     return [(floor, some) for (floor, _), some in sorted(floors.items(), key=lambda pair: pair[0])]
 
 
