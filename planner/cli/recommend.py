@@ -42,7 +42,7 @@ class Recommending(Asking):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The question's, with --method in its own words."""
-        about = "Weights that are trained. Default: full; with a --checkpoint that it does not fit for, lora or qlora."
+        about = "Weights that are trained. Default: full; lora or qlora where full training does not fit."
         words = Methods(OPTIONS["method"].choices)
         method = click.Option(("--method",), type=words, help=about)
         return [method if one.name == "method" else one for one in super().get_params(ctx)]
@@ -65,12 +65,13 @@ class Recommending(Asking):
     click.option("--deadline", metavar="TIME", help="Longest the run may take, such as 36h or 3d."),
     click.option("--tokens", metavar="N", help="Tokens of the run with a deadline, such as 2T or 300B."),
     click.option("--samples", metavar="N", help="Or its sequences of --seq-len tokens, such as 1M."),
+    click.option("--verbose", is_flag=True, help="Also how many layouts each rule turned away."),
     JSON_OPTION,
 )
 def recommend(
     output: str | None, force: bool, objective: str, top: str | None, pareto: str | None, why_not: str | None,
     backend: str | None, any_runtime: bool | None, tie: str | None, deadline: str | None, tokens: str | None,
-    samples: str | None, as_json: bool, **given: Any,
+    samples: str | None, verbose: bool, as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """The best layout that fits and can be launched, and the next best, of all engines."""
     may_write(output, force)
@@ -91,7 +92,7 @@ def recommend(
         }
         text: str | bytes = msgspec.json.encode(whole_answer)
     else:
-        text = ranking_text(reached, answer)
+        text = ranking_text(reached, answer, verbose=verbose)
     told = trouble(reached)
     if told is not None:
         say(text)

@@ -9,7 +9,7 @@ from planner.basics.tabletext import table
 from planner.basics.units import format_bytes, format_duration
 from planner.decide.answers import Answer, Estimate
 from planner.decide.candidates import Candidate
-from planner.decide.walker import FRONT_SPAN
+from planner.decide.walker import FRONT_SPAN, TOO_LARGE, TOO_LARGE_FOR_HOSTS, TOO_SLOW
 from planner.decide.whynot import WhyNot
 from planner.figures.saving import advice, advice_text
 from planner.spec import Layout
@@ -36,8 +36,9 @@ from planner.views.render import (
 )
 
 
-def ranking_text(reached: Reached, why_not: WhyNot | None = None) -> str:
-    """Objective, table, notes, verdict, counts, Pareto front, the named layout, and the reasons."""
+def ranking_text(reached: Reached, why_not: WhyNot | None = None, *, verbose: bool = False) -> str:
+    """Objective, table, notes, verdict, counts, Pareto front, the named layout, and the reasons; `verbose` also counts
+    what each rule turned away."""
     found = reached.found
     shown = found.estimates
     parts = [headline(found.question), *_objective(reached), ""]
@@ -52,7 +53,7 @@ def ranking_text(reached: Reached, why_not: WhyNot | None = None) -> str:
         case = shown[0].case
         told = advice_text(advice(case.model, case.job, case.cluster))
         parts.append(f"{told[0].upper()}{told[1:]}.")
-    parts.append(counts_text(found))
+    parts += counts_text(found, verbose=verbose)
     if found.front:
         parts += ["", *_front(found)]
     if why_not is not None:
@@ -75,7 +76,7 @@ def _batch(layout: Layout) -> str:
 def _notes(one: Estimate, found: Answer) -> list[str]:
     launch = [] if one.launchable else [one.refusal or ""]
     if found.constraints.any_runtime:
-        return [*one.reasons, *(f"for later, cannot be launched from here: {why}" for why in launch)]
+        return [*one.reasons, *(f"plan only: {why}" for why in launch)]
     return [*one.reasons, *(f"cannot be launched: {why}" for why in launch)]
 
 
@@ -86,7 +87,7 @@ def _verdict(reached: Reached) -> str:
     if told is not None:
         return f"{told[0].upper()}{told[1:]} {trust}".rstrip()
     one = found.estimates[0]
-    later = "" if one.launchable else " (for later: nothing launches it from here)"
+    later = "" if one.launchable else " (plan only: nothing here launches it)"
     run = "" if found.run_s is None else f" The run takes {format_duration(found.run_s)} of the "
     run += "" if found.run_s is None else f"{format_duration(found.constraints.deadline_s)} allowed."
     told = f"* recommended: {one.name}, {layout_text(one.case.layout)}{later}.{only_offloaded(found)}{run}"
@@ -130,20 +131,30 @@ def trouble(reached: Reached) -> str | None:
     return f"{what_fits_not(found)}{even}; nearest to it is {nearest} with {needs}."
 
 
-def counts_text(found: Answer) -> str:
-    """How many layouts were looked at in which way, and why not."""
+def counts_text(found: Answer, *, verbose: bool) -> list[str]:
+    """How many layouts there are and why they are not shown; `verbose` names each rule."""
     from textwrap import fill  # takes milliseconds, and only text needs it
 
-    told = sorted(found.rejected.items(), key=lambda pair: -pair[1])
-    reasons = "; ".join(f"{name}: {count:,}" for name, count in told) or "none"
     if found.interrupted and not found.considered:
-        return "The search was interrupted."
-    unseen = f"The search was interrupted, {found.unseen:,} not looked at. " if found.interrupted else ""
-    counts = (
-        f"{unseen}{found.considered:,} layouts considered, {found.evaluated:,} evaluated one by one, "
-        f"{found.pruned:,} pruned by their bounds."
-    )
-    return f"{counts}\n{fill(f'Rejected: {reasons}.', REASON_COLUMNS, subsequent_indent='  ')}"
+        return ["The search was interrupted."]
+    known = found.rejected
+    counts = {
+        "not looked at": found.unseen,
+        "need too much memory": sum(known.get(name, 0) for name in (TOO_LARGE, TOO_LARGE_FOR_HOSTS)),
+        "miss the deadline": known.get(TOO_SLOW, 0),
+        "ruled out": sum(known.values())
+        - sum(known.get(name, 0) for name in (TOO_LARGE, TOO_LARGE_FOR_HOSTS, TOO_SLOW)),
+        "slower by their bounds": found.pruned,
+        "evaluated one by one": found.evaluated,
+    }
+    told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    text = [f"{found.considered:,} layouts: {told}{'' if verbose or not known else ' (--verbose names the rules)'}."]
+    if found.interrupted:
+        text.insert(0, "The search was interrupted.")
+    if verbose:
+        rules = [f"{count:,} {name}" for name, count in sorted(known.items(), key=lambda pair: -pair[1])]
+        text.append(fill(f"Turned away: {'; '.join(rules) or 'none'}.", REASON_COLUMNS, subsequent_indent="  "))
+    return text
 
 
 def _front(found: Answer) -> list[str]:

@@ -207,8 +207,8 @@ COLUMNS: dict[str, Callable[[Estimate], str]] = {
 """What tables of layouts have columns of."""
 
 VERDICTS = {
-    "likely": "likely: its upper end is beyond the card",
-    "close": "close: its lower end is on the card, which is too little to count on",
+    "likely": "Likely: should fit; the top of the band does not.",
+    "close": "Close: only the bottom of the band fits.",
 }
 """What the words mean that are neither yes nor no."""
 
@@ -217,16 +217,16 @@ def verdicts_text(shown: Iterable[Estimate]) -> list[str]:
     """The words between yes and no that are there, each with what it means."""
     words = {one.verdict for one in shown}
     told = [about for word, about in VERDICTS.items() if word in words]
-    return [f"Nine measurements of ten lie in the memory's band. {'; '.join(told).capitalize()}."] if told else []
+    return [" ".join(["Band: 90 % of measured runs.", *told])] if told else []
 
 
 def trust_text(known: Calibration, shown: Iterable[Estimate]) -> str:
-    """What the times that are shown rest on, and how far they may be off; nothing where none is known."""
+    """How far the times that are shown may be off, and the coefficients they use; nothing where none is known."""
     found = [coefficients(one.case, known).bands for one in shown if one.time.step_s is not None]
     if not found:
         return ""
     low, high = min(one.time_low for one in found), max(one.time_high for one in found)
-    return f"Times rest on the coefficients {known.name!r}: expect {low:g} to {high:g} times as long."
+    return f"Real steps took {low:.2g} to {high:.2g} times as long as predicted (calibration {known.name})."
 
 
 def _verdict(found: Answer) -> str:
@@ -249,12 +249,12 @@ def star_text(found: Answer) -> list[str]:
     if fastest is not None:
         gain = f"{found.slower:.1%} faster" if found.slower >= LEAST_SHOWN else "as fast"
         alike = parts_of(star.case.layout, 1) == parts_of(fastest.case.layout, 1)
-        better = "one that needs less memory" if alike else "simpler layout"
+        better = "the layout that needs less memory" if alike else "the simpler layout"
         sent = format_volume(fastest.comm.wire_bytes_per_rank)
         overlaps = serial_seconds_of(fastest) > serial_seconds_of(star) and found.slower >= LEAST_SHOWN
         told.append(
-            f"{apart_text(star, fastest)} is {gain}{f' if all its {sent} overlap' if overlaps else ''}. Predictions "
-            f"within {tie:.0%} are a tie, so the {better} is recommended (--tie 0 recommends the fastest)."
+            f"{apart_text(star, fastest)} is {gain}{f' if all its {sent} overlap' if overlaps else ''}, within the "
+            f"{tie:.0%} that predictions cannot tell apart, so {better} is recommended (--tie 0: the fastest)."
         )
     safest = min(
         (one for one in found.estimates if one.fits and one.case.job.method == star.case.job.method),
@@ -288,8 +288,10 @@ def _value(value: object) -> str:
 
 
 def only_offloaded(found: Answer) -> str:
-    """Said where a layout was found only with offload."""
-    return " Nothing fits without offload: states wait in host memory." if found.offload_tried else ""
+    """Said where a layout fits only with states in host memory."""
+    plain = any(one.fits and not one.memory.host_node_bytes for one in found.estimates)
+    needed = found.offload_tried and not plain
+    return " Nothing fits without offload: states wait in host memory." if needed else ""
 
 
 def trouble(found: Answer) -> str:
