@@ -1,4 +1,4 @@
-"""A bandwidth row through the link model: what the planner says one collective of so many bytes reaches.
+"""A bandwidth row through the link model: the bandwidth that a collective of some bytes is predicted to reach.
 
 Not here: the question of a row (asked.py), or the link model (linktime.py).
 """

@@ -16,7 +16,7 @@ from planner.calibrate.samples import Sample, distinct
 from planner.spec.calibration import AllocatorEntry, Calibration, ComputeEntry, LinkEntry, OverlapEntry
 
 SHARED = 3
-"""Runtimes that must be fitted before their median is told of runtimes that nobody measured."""
+"""Runtimes that must be fitted before their median serves runtimes that were not measured."""
 ANYWHERE = "cuda"
 """The devices of which an entry tells that was fitted on others: the kind that has measured kernels."""
 
@@ -32,7 +32,7 @@ class Fits:
 
     `links` are entries that were fitted before, to measured collectives; `carried` are runtimes whose speed on devices
     without a fit of their own is fitted to all its devices together: what a host takes shows on those alone whose steps
-    wait for it. Where that speed is dropped, an operation's seconds on the host are told alone: they are of the
+    wait for it. Where that speed is dropped, an operation's seconds on the host are kept alone: they are of the
     software, whatever the device's own pace.
     """
 
@@ -124,7 +124,7 @@ class Fits:
         return [*hosts, *(compute for compute, _ in pairs)], [overlap for _, overlap in pairs]
 
     def carried_groups(self, dropped: Collection[Group]) -> frozenset[Group]:
-        """What is told of each carried runtime's other devices: its speed, or its host alone where that is dropped."""
+        """What each carried runtime's other devices are given: its speed, or its host alone where that is dropped."""
         told = (("speed" if ("speed", each, ANYWHERE) not in dropped else "host", each) for each in self.carried)
         return frozenset((what, each, ANYWHERE) for what, each in told) - frozenset(dropped)
 
@@ -160,7 +160,7 @@ def _about(fitted: ComputeFit, members: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _shared(gpu: str, members: Sequence[Sequence[ComputeFit]], over: str) -> tuple[ComputeEntry, OverlapEntry]:
-    """The median over members of the median of each one's fits, for runtimes that nobody measured on such devices; of
+    """The median over members of the median of each one's fits, for runtimes that were not measured on such devices; of
     an operation's seconds without those of hosts that waited, where there are others."""
     fits = [fit for some in members for fit in some]
     about: dict[str, Any] = {

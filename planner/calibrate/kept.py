@@ -25,7 +25,7 @@ OF_ONE_MODEL = 16
 LONGER_TAIL = 1.25
 """How much larger the ninth decile of the error may get for a better median."""
 EVERYWHERE: Group = ("speed", "shared", ANYWHERE)
-"""The speed of runtimes and devices that nobody measured."""
+"""The speed of runtimes and devices that were not measured."""
 WORDS = {"allocator": "memory_error", "speed": "time_error"}
 """What a group of coefficients is judged by."""
 

@@ -80,7 +80,7 @@ Curves = dict[tuple[str, str | None], LinkCurve]
 
 
 def curve_of(curves: Curves, link: str, op: str) -> LinkCurve:
-    """The curve for a collective; a link that nobody measured is as its datasheet says."""
+    """The curve for a collective; a link that was not measured is as in its datasheet."""
     return curves.get((link, op)) or curves.get((link, None)) or LinkCurve(share=1.0, half_bytes=0.0)
 
 
@@ -165,7 +165,7 @@ def _fitted(samples: Sequence[Sample], known: Curves, key: tuple[str, str | None
 
 def _slowest_share(badness: Callable[[Sequence[float]], float], found: tuple[float, list[float]]) -> list[float]:
     """Where the samples cannot tell large shares apart (other tiers or a ring's steps take longer), the least of them:
-    no better rate than was seen is promised to messages that nobody measured."""
+    no better rate than was seen is promised to messages that were not measured."""
     best, place = found
     while badness(slower := [place[0] / SMALLEST_STEP, *place[1:]]) <= best * ALIKE + 1e-9:
         place = slower

@@ -72,7 +72,7 @@ def machines(row: OldRow) -> dict[str, Any]:
 
 
 def as_run(row: OldRow, case: Case) -> Case:
-    """The case with what no option says: how AdamW stepped, and the memory that a rank could take (PlannerError where
+    """The case with what no option holds: how AdamW stepped, and the memory that a rank could take (PlannerError where
     its ranks are not those that the row says)."""
     stated, ranks = row.layout.get("dp"), case.layout.data_parallel
     if stated is not None and stated != ranks:

@@ -176,7 +176,7 @@ def _device_bytes(case: Case, walks: Walks) -> float:
 
 
 def _by_kind(case: Case, allocated: float) -> dict[str, float]:
-    """Bytes by the kinds that rows measure, of so many live ones."""
+    """Bytes by the kinds that rows measure, of a number of live ones."""
     return {
         "allocated": allocated,
         "reserved": float(reserved_bytes(case, allocated)),

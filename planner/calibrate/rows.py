@@ -46,7 +46,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     by phase (load, forward, backward, optimizer), `terms_gib` what lived at the peak by the planner's terms,
     `context_gib` device memory beside what the allocator reserved. `oom` None: the source does not tell an
     out-of-memory from another crash. `largest_micro_batch` and `largest_seq_len` are the largest that ran where the
-    next step was out of memory, all else being what the row says.
+    next step was out of memory, all else being as in the row.
     """
 
     peak_memory_gib: Positive | None = None

@@ -115,7 +115,7 @@ def _of_row(one: Replayed) -> list[Sample]:
 
 
 def _beside(sample: Sample, forwards: float) -> Sample:
-    """The sample with what its live bytes bring about, the host so many forwards ahead."""
+    """The sample with what its live bytes bring about, the host a number of forwards ahead."""
     case, live = sample.case, sample.live_bytes
     return msgspec.structs.replace(
         sample,

@@ -71,7 +71,7 @@ class LargestScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Layouts of one model on so many GPUs: Spearman's correlation of predicted and measured speed, and what the
+    """Layouts of one model on one number of GPUs: Spearman's correlation of predicted and measured speed, and what the
     first choice among those predicted to fit would have cost (`regret`: the best's speed over its own, - 1; None: the
     choice had failed)."""
 

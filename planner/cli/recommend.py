@@ -53,7 +53,7 @@ class Recommending(Asking):
     *OUTPUT_OPTIONS,
     click.option("--objective", type=click.Choice(OBJECTIVES), default="fastest", help="Default: fastest."),
     click.option("--top", metavar="N", help="Layouts to show. Default: 3."),
-    click.option("--pareto", metavar="N", help="Show so many layouts of the front of time against memory."),
+    click.option("--pareto", metavar="N", help="Show up to N layouts of the front of time against memory."),
     click.option("--why-not", metavar="LAYOUT", help="What excludes dp_shard=8,tp=4? Else as in the best."),
     click.option("--backend", metavar="NAME", help="Only what this backend launches."),
     ANY_RUNTIME_OPTION,

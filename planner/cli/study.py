@@ -24,8 +24,8 @@ MOST_GPUS = 10**6
 
 @click.command(cls=Asking)
 @click.option("--what", metavar="NAMES", help=f"Of {', '.join(QUANTITIES)}; separated by commas. Default: all.")
-@click.option("--max-gpus", metavar="N", help=f"Search so many GPUs at most. Default: {DEFAULT_MAX_GPUS}.")
-@click.option("--seq-step", metavar="N", help=f"Try multiples of so many tokens. Default: {DEFAULT_SEQ_STEP}.")
+@click.option("--max-gpus", metavar="N", help=f"Search up to N GPUs. Default: {DEFAULT_MAX_GPUS}.")
+@click.option("--seq-step", metavar="N", help=f"Try multiples of N tokens. Default: {DEFAULT_SEQ_STEP}.")
 @ANY_RUNTIME_OPTION
 @JSON_OPTION
 def fit(
@@ -149,9 +149,7 @@ def cost(any_runtime: bool | None, as_json: bool, **given: Any) -> int:
         epochs=whole("epochs", own["epochs"], 1, 10**6) or 1,
     )
     if length.samples is not None and given.get("seq_len") is None:
-        raise PlannerError(
-            "seq_len", None, "is missing: samples are sequences of so many tokens", "Give --seq-len 2048"
-        )
+        raise PlannerError("seq_len", None, "is missing: samples are sequences of this length", "Give --seq-len 2048")
     storage = real("storage_gb_per_s", own["storage_gb_per_s"], 0.0, 1e6, above=True)
     rates = costs.Rates(
         price_per_gpu_hour=real("price_per_gpu_hour", own["price_per_gpu_hour"], 0.0, 1e6),

@@ -254,7 +254,7 @@ def run_seconds(question: Question, constraints: Constraints, shown: Iterable[Es
 
 
 def thinned(front: tuple[Candidate, ...], most: int) -> tuple[Candidate, ...]:
-    """At most so many of a front, fastest first: the ends, and between them steps of equal ratio in memory."""
+    """At most `most` points of a front, fastest first: the ends, and between them steps of equal ratio in memory."""
     if len(front) <= most or most < 2:
         return front[:most]
     largest, smallest = front[0].device_bytes, front[-1].device_bytes

@@ -56,7 +56,7 @@ Allows = Callable[[str, int], bool]
 
 
 def proposed(question: Question) -> tuple[str, ...]:
-    """Engines that a search looks at: all but those that nobody starts a new run with, unless the question names it."""
+    """Engines that a search looks at: all but superseded ones, unless the question names it."""
     named = question.pins.runtime.engine if question.pins.runtime is not None else None
     return tuple(name for name, facts in ENGINES.items() if not facts.superseded or name == named)
 
@@ -180,7 +180,7 @@ def _is_of(strategy: Strategy, groups: Groups) -> bool:
 
 
 def group_sizes(facts: EngineFacts, gpus: int, allows: Allows, *, alone: bool = True) -> Iterator[Groups]:
-    """Group sizes that an engine can have on so many GPUs; `alone`: one rank may be a shard."""
+    """Group sizes that an engine can have on a number of GPUs; `alone`: one rank may be a shard."""
     for tp in _sizes(facts, "tp", gpus, allows):
         for pp in _sizes(facts, "pp", gpus // tp, allows):
             for cp in _sizes(facts, "cp", gpus // tp // pp, allows):

@@ -21,7 +21,7 @@ TOO_LARGE = "does not fit in memory with headroom"
 TOO_LARGE_FOR_HOSTS = "does not fit in the hosts' memory"
 TOO_SLOW = "misses the deadline"
 FRONT_SPAN = 2.0
-"""Layouts more than so many times as slow as the fastest are left out of the Pareto front."""
+"""Layouts more than this many times as slow as the fastest are left out of the Pareto front."""
 MOST_WALKED = 2000
 """Single layouts evaluated at most while nothing fits: by then the cheap bounds have failed to tell."""
 

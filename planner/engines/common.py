@@ -83,7 +83,7 @@ def base_weight_bytes(case: Case) -> float:
 
 
 def adapter_bytes(case: Case) -> float:
-    """Bytes an element of an adapter takes at rest: fp32, or the base's format when it is told not to upcast."""
+    """Bytes an element of an adapter takes at rest: fp32, or the base's format when it does not upcast."""
     return float(BYTES["fp32"]) if case.lora is None or case.lora.upcast_adapters else base_weight_bytes(case)
 
 

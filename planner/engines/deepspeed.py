@@ -72,7 +72,7 @@ def updated_elements(case: Case) -> Number:
 
 
 SUB_GROUP_ELEMENTS = 10**9
-"""Stage 3 updates a rank's weights in groups of so many elements (sub_group_size, runtime/zero/config.py)."""
+"""Stage 3 updates a rank's weights in groups of this size (elements; sub_group_size, runtime/zero/config.py)."""
 
 
 def _updated_at_once(case: Case) -> Number:

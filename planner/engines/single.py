@@ -98,7 +98,7 @@ class Single(Engine):
         return held
 
     def collectives(self, case: Case) -> list[Call]:
-        """None: there is nobody to send to."""
+        """None: there is one rank."""
         return []
 
     def ideal(self, case: Case) -> list[Call]:

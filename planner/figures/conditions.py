@@ -55,7 +55,7 @@ NONE = Conditions()
 
 @formula(unit="s", source="read off the times of nanotron's published sweep: in proportion to the group's ranks")
 def calling_seconds(calls: Number, ranks: Number, call_s: Number) -> Number:
-    """Seconds that the host takes for collectives of a group of so many ranks; a group of one has none."""
+    """Seconds that the host takes for collectives of a group; a group of one has none."""
     return calls * where(ranks > 1, ranks, 0) * call_s
 
 

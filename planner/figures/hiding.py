@@ -84,7 +84,7 @@ def _collectives(phase: str, waits: PhaseWaits, micro_batches: int) -> list[Piec
 
 
 def _on(phase: str, number: int, micro_batches: int) -> range:
-    """Which micro-batches so many of them are: weights are gathered in the first, gradients reduced in the last, and
+    """Which micro-batches these are: weights are gathered in the first, gradients reduced in the last, and
     what all but one take part in is made after the first."""
     if phase == "forward" and number == 1:
         return range(1)

@@ -158,7 +158,7 @@ def loss_bytes(vocab: Number, tokens: Number, element_bytes: Number, other_bytes
 def product_operands(rows: Number, features: Number, weight_elements: Number) -> Number:
     """Elements that products read and write: `rows` of inputs and outputs of `features` together, and the weights.
 
-    Products of all experts that a rank has count as one of so many rows for each expert.
+    Products of all experts that a rank has count as one of a number of rows for each expert.
     """
     return rows * features + weight_elements
 

@@ -72,7 +72,7 @@ class Narrow(NamedTuple):
     both: float
 
 
-@formula(unit="bytes", source="TransformerEngine, pytorch/tensor: codes, and a scale for so many elements")
+@formula(unit="bytes", source="TransformerEngine, pytorch/tensor: codes, and a scale for each block of elements")
 def element_bytes(bits: Number, block: Number, scale_bytes: Number) -> Number:
     """One element of a narrow copy with its part of a scale."""
     return bits / 8 + where(block > 0, scale_bytes / maximum(block, 1), 0.0)

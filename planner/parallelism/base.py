@@ -37,7 +37,7 @@ class Call(msgspec.Struct, frozen=True):
     once: Routed | None = None
 
     def repeated(self, unit: str, times: Number) -> Call:
-        """The same calls so many times, of one unit of the model."""
+        """The same calls, repeated, of one unit of the model."""
         counts = {"count": self.count * times, "payload_bytes": self.payload_bytes * times}
         return msgspec.structs.replace(self, unit=unit, **counts)
 

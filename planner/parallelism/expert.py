@@ -28,7 +28,7 @@ def dispatched_bytes(tokens: Number, hidden: Number, top_k: Number, element_byte
     source="hypergeometric distribution: different experts of a balanced router, equally many in each part",
 )
 def missed_again(parts: Number, chosen: Number, experts: Number) -> Number:
-    """Chance that a token's next expert is in another part than one that so many chosen experts have missed."""
+    """Chance that a token's next expert is in another part than the chosen experts before it have missed."""
     return maximum(experts - experts / parts - chosen, 0) / (experts - chosen)
 
 

@@ -72,7 +72,7 @@ class ComputeEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True)
     `memory_share` of the memory's rate. Each operation takes `operation_s` to start.
 
     Where single kernels of a GPU like it were measured (presets/kernel_times), products and attention take `pace` times
-    what these take alone, attention `attention_pace` times that: software of before FlashAttention-2 has slower
+    what these take alone, attention `attention_pace` times that: software older than FlashAttention-2 has slower
     kernels than those that were measured. An entry with a `matmul_share` and no pace says that the share holds instead
     (pace 0): so do probes of a person's own machine, and files made before there was a pace.
     """
@@ -183,7 +183,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
         For each number the first calibration in the chain that has it decides; inside one, the entry that names most:
         link or runtime before gpu, gpu before kind of device, and of equals the last. Raises PlannerError for a number
-        that nobody has.
+        that no device has.
         """
         return _of(self, runtime, gpu, kind)
 

@@ -1,7 +1,7 @@
 """How long single kernels take on a GPU: few numbers a kind of kernel, each with the measurements it rests on.
 
 A file of presets/kernel_times is one GPU: facts of its chip, and what was fitted to its measured kernels
-(`make kernels`). What nobody measured on a GPU is that of the `nearest` one, and says so by its `gpu`. Not here: the
+(`make kernels`). What was not measured on a GPU is that of the `nearest` one, and says so by its `gpu`. Not here: the
 formulas that the numbers go into (figures/kernels/), or the fits (calibrate/kernels/).
 """
 
@@ -30,7 +30,7 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What numbers rest on: so many measurements of `gpu`, median and 90th percentile of |predicted/measured - 1| over
+    """What numbers rest on: how many measurements of `gpu`, median and 90th percentile of |predicted/measured - 1| over
     them as fitted, and who measured. `n` 0: a guess."""
 
     gpu: str = ""
@@ -98,8 +98,8 @@ class ExpertTimes(TileTimes, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class AttentionTimes(Rates, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Causal attention whose scores stay on the chip: the share of the peak by head size, and so many keys more a block
-    (`ramp`). Backward is 2.5 times the FLOP at `backward_share` of forward's rate (None: nobody measured it)."""
+    """Causal attention whose scores stay on the chip: the share of the peak by head size, and the keys more that a
+    block takes (`ramp`). Backward is 2.5 times the FLOP at `backward_share` of forward's rate (None: not measured)."""
 
     share_64: Share
     share_128: Share
@@ -121,7 +121,7 @@ class MemoryTimes(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class CollectiveTimes(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One collective inside a domain: NCCL's protocols LL, LL128 and Simple as a line each, of which the fastest holds.
 
-    A step takes so many seconds and bytes come at a share of a GPU's link: `ll_s` and `ll_share`, and so on. The
+    A step takes a fixed time and bytes come at a share of a GPU's link: `ll_s` and `ll_share`, and so on. The
     steps' number counts to the power `step_growth`, the shares change with (ranks / 4) to the power `width_growth`.
     Simple fills its pipeline piece by piece (`pieces`: 1 is the best cut).
     """
@@ -143,7 +143,7 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A file of presets/kernel_times: a chip's facts, what was fitted on it, and the nearest GPUs for the rest.
 
     `first_tile` is the first of the library's grouped kernels for the chip, by rows and columns of a tile, which runs
-    where nobody tuned. `others` are those GPUs' files.
+    where none was tuned. `others` are those GPUs' files.
     """
 
     gpu: str
@@ -165,7 +165,7 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return (self, *self.others)
 
     def product(self, number_format: str) -> ProductTimes | None:
-        """Products in a number format; None where nobody measured such a GPU."""
+        """Products in a number format; None where no such GPU was measured."""
         wanted = ALIKE.get(number_format, number_format)
         return _first(one for level in self.chain for one in level.products if one.format == wanted)
 

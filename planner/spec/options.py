@@ -33,7 +33,7 @@ LARGEST_COUNT = 1_000_000
 LARGEST_BATCH = 2**24
 LARGEST_SEQ = 2**30
 DEFAULT_SEQ_STEP = 128
-"""Tokens: sequences are cut into tiles and over ranks; an odd length is nobody's answer."""
+"""Tokens: sequences are cut into tiles and over ranks; an odd length is of no use."""
 LARGEST_BUCKET = 10**12
 
 GROUPS = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")

@@ -27,7 +27,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `vocab_parallel` whether the embedding and the head are split too, `head_parallel` whether the head alone is,
     `experts` whether results are weighed one by one behind the experts (`own`: the family's code) or before their last
     product (`megatron`), `loss_parallel` whether logits stay split. `packing` is how documents in one sequence are kept
-    apart: by a `mask` of numbers that all layers add to their scores, or by kernels that are told their lengths
+    apart: by a `mask` of numbers that all layers add to their scores, or by kernels that take their lengths
     (`varlen`).
     `projections` says whether queries, keys and values are as many matrices as in Transformers' code of the family
     (`own`) or always one (`joint`), of which LoRA adapts `adapted_parts`; `packed_input` whether a product with a 4-bit

@@ -170,9 +170,7 @@ def constraints(
             "deadline", deadline, "needs to know how long the run is", "Add --tokens 300B or --samples 1M"
         )
     if samples is not None and given.get("seq_len") is None:
-        raise PlannerError(
-            "seq_len", None, "is missing: samples are sequences of so many tokens", "Give --seq-len 2048"
-        )
+        raise PlannerError("seq_len", None, "is missing: samples are sequences of this length", "Give --seq-len 2048")
     return Constraints(
         backend=backend,
         any_runtime=bool(any_runtime),

@@ -27,7 +27,7 @@ SCHEMA = "cost/1"
 NOTHING_FITS = 3
 JOULES_PER_KWH = 3.6e6
 LARGEST_EXPONENT = 700.0
-"""Of e in a float64: an interval so many times the time between failures never completes."""
+"""Of e in a float64: an interval this many times the time between failures never completes."""
 
 
 @formula(unit="steps", source="definition, rounded up: the last step is a whole one")
@@ -190,12 +190,12 @@ def check_inputs(length: Length, rates: Rates, known: Rates) -> None:
     if not given:
         raise PlannerError("tokens", None, "is missing", "Give --tokens 2T, --samples 1M or --steps 10000")
     if len(given) > 1:
-        raise PlannerError(given[1], getattr(length, given[1]), f"says again what {given[0]} says", "Give one of them")
+        raise PlannerError(given[1], getattr(length, given[1]), f"repeats {given[0]}", "Give one of them")
     if length.steps is not None and length.epochs != 1:
         rule = "multiplies tokens or samples, not steps"
         raise PlannerError("epochs", length.epochs, rule, "Give --tokens or --samples")
     if rates.failures_per_gpu_hour is not None and rates.failures_per_node_hour is not None:
-        rule = "says again what failures_per_gpu_hour says"
+        rule = "repeats failures_per_gpu_hour"
         raise PlannerError("failures_per_node_hour", rates.failures_per_node_hour, rule, "Give one of them")
     if _fails(rates):
         for name, about in (("checkpoint_s", "--checkpoint-time"), ("restart_s", "--restart-time")):

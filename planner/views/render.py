@@ -373,7 +373,7 @@ def _beside(one: Estimate) -> list[str]:
     if size := one.memory.pending_bytes:
         lines.append(
             f"pending are {format_bytes(size)} of freed blocks while the host is ahead: PyTorch waits for them "
-            "where it is short itself, nobody else can"
+            "when it needs memory itself, other processes cannot use them"
         )
     return lines
 

@@ -1,6 +1,6 @@
 """A configuration file while it is read: typed look-ups, and an account of every key, understood or ignored.
 
-Each format (axolotl.py, deepspeed.py, ...) says on a Sheet what its keys mean; keys nobody spoke of end as ignored.
+Each format (axolotl.py, deepspeed.py, ...) says on a Sheet what its keys mean; other keys are ignored.
 Not here: any framework's key, or what becomes of the options (merge.py).
 """
 

@@ -92,7 +92,7 @@ def grouped_seconds(
 ) -> Number:
     """One grouped product of each expert's rows with its k x n weights, before power and without a launch.
 
-    Of its bytes `cold_share` come from memory, the rest from the cache. `tuned` 0: nobody chose a kernel for these
+    Of its bytes `cold_share` come from memory, the rest from the cache. `tuned` 0: no kernel was chosen for these
     sizes, and the first of the library's list runs.
     """
     peak = device.peak(one.format)

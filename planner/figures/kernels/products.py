@@ -69,7 +69,7 @@ def unaligned_seconds(m: Number, n: Number, k: Number, flops_per_s: Number) -> N
 
 
 def tile_share(area: int, one: TileTimes) -> float:
-    """The share of the peak that tiles of so many outputs reach."""
+    """The share of the peak that tiles of a number of outputs reach."""
     return one.share * {4096: one.share_4k, 8192: one.share_8k, 16384: one.share_16k}.get(area, 1.0)
 
 
@@ -156,7 +156,7 @@ def product_seconds(
 def products_seconds(products: Iterable[Product], device: Device) -> Number | None:
     """Seconds of products one after the other, as in a training step: weights from memory, the clock settled.
 
-    None where a number format is unknown on the device, or nobody measured it on one like it.
+    None where a number format is unknown on the device, or was not measured on one like it.
     """
     total: Number = 0.0
     for asked in products:

@@ -26,7 +26,7 @@ WIDER = {"fp4": ("fp8", "bf16"), "fp8": ("bf16",)}
 
 
 class Grouped(NamedTuple):
-    """`times` grouped products of so many experts, each of `rows` rows by n columns over k."""
+    """`times` grouped products of `experts` experts, each of `rows` rows by n columns over k."""
 
     experts: Number
     rows: Number

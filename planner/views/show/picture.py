@@ -33,7 +33,7 @@ EXPERT_AXIS = "ep"
 
 PARTS = ("dp_secondary", "dp_shard_cp")
 SENDING_AXES = ("pp", "pp_ends", *MESH_AXES[1:3], *PARTS, *MESH_AXES[3:], *EXPERT_AXES[2:])
-"""Every axis whose groups may send, in the order they are told."""
+"""Every axis whose groups may send, in the order of the page."""
 
 AXIS_WORDS = {
     "pp": "pipeline stage",

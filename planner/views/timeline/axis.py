@@ -19,10 +19,10 @@ from planner.views.render import layout_text, seconds_text
 
 SCHEMA = "timeline/1"
 MOST_STAGES = 8
-"""Drawn where nobody says which; of more, as many of the first and of the last."""
+"""Drawn where none are named; of more, as many of the first and of the last."""
 
 TOLD_SHARE = 1e-3
-"""Of the step, from which it is told what has no room on a stage."""
+"""Of the step, from which spans without room on a stage are listed."""
 
 PREDICTED, RECORDED = "predicted", "recorded"
 
