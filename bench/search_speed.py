@@ -60,7 +60,8 @@ def output(*arguments: str) -> str:
 def searched(model: str, gpus: int) -> dict[str, float]:
     """One search: processor time from the question to the recommendation, counts, and the process's peak memory."""
     from planner.ask import options
-    from planner.decide.recommendation import Constraints, recommend
+    from planner.decide.answers import Constraints
+    from planner.decide.recommendation import recommend
 
     gc.disable()  # as the command does
     question = options.question({"model": model, "gpus": str(gpus)})

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from planner.studies.api import Explanation as Explanation
     from planner.studies.api import Plan as Plan
     from planner.studies.api import PlannerError as PlannerError
-    from planner.studies.api import Recommendation as Recommendation
     from planner.studies.api import estimate as estimate
     from planner.studies.api import explain as explain
     from planner.studies.api import plan_of as plan_of
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Answer", "Estimate", "Explanation", "Plan", "PlannerError", "Recommendation", "estimate", "explain", "plan_of",
+    "Answer", "Estimate", "Explanation", "Plan", "PlannerError", "estimate", "explain", "plan_of",
     "read_plan", "recommend", "write_plan",
 ]  # fmt: skip
 

@@ -358,7 +358,7 @@ REPEATED = {
     "Answer", "Asked", "Asking", "Attention", "Beside", "Collective", "Compute", "Device", "Errors", "Fits",
     "Fitted", "Given", "Group", "Kind", "Line", "Load", "Measured", "Moved", "Node", "NotNegative", "Overlap",
     "Parts", "Point", "Positive", "Product", "Ranking", "Rates", "Recipe", "Routed", "Row", "Rule", "Run", "Sample",
-    "Seen", "Share", "Stage", "Step", "Storage", "Sweep", "Tensor", "Tier", "Told", "Units", "Watch",
+    "Share", "Stage", "Step", "Storage", "Sweep", "Tensor", "Tier", "Told", "Units", "Watch",
 }  # fmt: skip
 """Names of types that two modules define for two things. The list only shrinks."""
 

@@ -21,16 +21,17 @@ from planner.basics.progress import Watch, watching
 from planner.basics.quoting import for_shell
 from planner.basics.tabletext import table
 from planner.basics.units import GIB, MIB, format_bytes, format_volume
+from planner.decide.answers import Answer, Constraints, Estimate
 from planner.decide.estimate_json import BUFFERS, breakdown
-from planner.decide.estimation import Answer, Estimate, answer
 from planner.decide.planning import plan_of
-from planner.decide.recommendation import Constraints, Recommendation, among_methods, seen_of
+from planner.decide.recommendation import among_methods, seen_of
+from planner.decide.strategies import answer
 from planner.decide.whatif import of_memory
 from planner.spec import Layout, TrainingJob, hub
 from planner.spec.inputs import resolved, unknown
 from planner.spec.plan import PhaseMemory, encode_plan, write_whole
 from planner.studies.objectives import Reached
-from planner.views.ranking import failure_text, tie_text
+from planner.views.ranking import failure_text
 from planner.views.render import (
     band_text,
     batch_text,
@@ -41,6 +42,7 @@ from planner.views.render import (
     percent_text,
     seconds_text,
     size_text,
+    star_text,
     trust_text,
 )
 from tui import inputs
@@ -161,12 +163,12 @@ def plan(asked: Asked, watch: Watch = lambda done, total: None) -> Planned:
     with watching(watch):
         found, best = answer(asked.question), among_methods(asked.question, TOP, limits)
     shown = screenful(asked.given, found, best)
-    return Planned(shown, found.estimates, best.answer.estimates, time.perf_counter() - start)
+    return Planned(shown, found.estimates, best.estimates, time.perf_counter() - start)
 
 
-def screenful(given: Given, found: Answer, best: Recommendation) -> Screenful:
+def screenful(given: Given, found: Answer, best: Answer) -> Screenful:
     """Two answers to one question as one screen."""
-    trouble = failure_text(Reached("fastest", best)) or only_offloaded(best.answer).strip()
+    trouble = failure_text(Reached("fastest", best)) or only_offloaded(best).strip()
     capacity = found.question.cluster.gpu.memory_bytes
     return Screenful(
         headline=_headline(found.question),
@@ -175,17 +177,17 @@ def screenful(given: Given, found: Answer, best: Recommendation) -> Screenful:
         strategies=tuple(_shown(given, one, found.question) for one in found.estimates),
         unavailable=found.unavailable,
         ranked=tuple(
-            _shown(given, one, found.question, recommended=place == best.answer.recommended)
-            for place, one in enumerate(best.answer.estimates)
+            _shown(given, one, found.question, recommended=place == best.recommended)
+            for place, one in enumerate(best.estimates)
         ),
-        recommended=best.answer.recommended,
+        recommended=best.recommended,
         considered=best.considered,
         rejected=dict(sorted(best.rejected.items(), key=lambda pair: -pair[1])),
         trouble=trouble.rstrip(".") or None,
         unseen=best.unseen if best.interrupted else 0,
         warnings=warnings(found.question),
         notes=found.question.notes,
-        tie=tie_text(best).rstrip(".") or None,
+        tie=" ".join(star_text(best)).rstrip(".") or None,
     )
 
 

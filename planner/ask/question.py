@@ -168,11 +168,12 @@ def headroom_of(question: Question, cases: Sequence[Case]) -> float | None:
     return kept_free(question.coefficients(cases[0].runtime).bands)
 
 
-def limit_bytes(question: Question, case: Case) -> float:
+def limit_bytes(question: Question, case: Case, *, surely: bool = False) -> float:
     """Device memory that a layout of the case's runtime may be predicted to show; unknown memory holds everything (and
-    the answer says so)."""
-    bands = question.coefficients(case.runtime).bands
-    return usable_bytes(case.cluster.gpu.memory_bytes, bands, question.headroom)
+    the answer says so). `surely`: also at the upper end of its band, which makes the verdict `yes`."""
+    bands, capacity = question.coefficients(case.runtime).bands, case.cluster.gpu.memory_bytes
+    usable = usable_bytes(capacity, bands, question.headroom)
+    return min(usable, capacity / bands.memory_high) if surely and capacity is not None else usable
 
 
 def single_device(question: Question) -> bool:

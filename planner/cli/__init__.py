@@ -144,8 +144,7 @@ def planner() -> None:
 def estimate(output: str | None, force: bool, from_file: str | None, as_json: bool, **given: Any) -> int:
     """Every strategy at its best layout, or exactly the layout whose group sizes are given."""
     from planner.ask import options
-    from planner.decide import estimate_json
-    from planner.decide import estimation as estimates
+    from planner.decide import estimate_json, strategies
     from planner.views import render
 
     may_write(output, force)
@@ -153,7 +152,7 @@ def estimate(output: str | None, force: bool, from_file: str | None, as_json: bo
         return _estimate_from(from_file, given, output, as_json)
     question = options.question(given)
     with searching() as waiting:
-        found = estimates.answer(question)
+        found = strategies.answer(question)
     text = estimate_json.as_json(found) if as_json else render.answer_text(found)
     return waiting.code(answered(text, found, output))
 
@@ -164,15 +163,14 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
 
     from planner.ask import fromfile, options
     from planner.ask.fromfile import merge
-    from planner.decide import estimate_json
-    from planner.decide import estimation as estimates
+    from planner.decide import estimate_json, strategies
     from planner.views import render
 
     read = merge.merged(fromfile.read(path), given)
     # A file of another's launcher is asked about; launching is asked where something is launched.
     question = msgspec.structs.replace(options.question(read.given), launching=False, uncounted=merge.uncounted(read))
     with searching() as waiting:
-        found = estimates.answer(question)
+        found = strategies.answer(question)
     say(merge.as_text(read), err=True)
     whole = estimate_json.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
     text = msgspec.json.encode(whole) if as_json else render.answer_text(found)

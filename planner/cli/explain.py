@@ -14,7 +14,7 @@ from planner.ask import options
 from planner.basics.saying import say
 from planner.basics.waiting import searching
 from planner.cli import JSON_OPTION, Asking, tell, with_options
-from planner.decide import estimate_json, estimation, explanation, phases
+from planner.decide import estimate_json, estimation, explanation, phases, strategies
 from planner.decide.answers import Answer
 from planner.views import phase as phase_view
 from planner.views import render
@@ -33,7 +33,7 @@ def explain(phase: str | None, as_json: bool, **given: Any) -> int:
     """Where every byte and second of one layout comes from: the recommended one, or the one given."""
     question = options.question(given)
     with searching() as waiting:
-        found = estimation.answer(question)
+        found = strategies.answer(question)
     tell(found.question.notes)
     if phase is not None:
         whole, text = _of_phase(found, phase)
@@ -69,4 +69,4 @@ def _of_phase(found: Answer, phase: str) -> tuple[dict[str, Any], str]:
 
 def _heading(found: Answer) -> tuple[str, ...]:
     one = explanation.chosen(found)
-    return render.headline(found), f"{one.strategy}: {render.layout_text(one.case.layout)}", ""
+    return render.headline(found.question), f"{one.strategy}: {render.layout_text(one.case.layout)}", ""

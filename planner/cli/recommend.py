@@ -57,7 +57,11 @@ class Recommending(Asking):
     click.option("--why-not", metavar="LAYOUT", help="What excludes dp_shard=8,tp=4? Else as in the best."),
     click.option("--backend", metavar="NAME", help="Only what this backend launches."),
     ANY_RUNTIME_OPTION,
-    click.option("--tie", metavar="SHARE", help="Of layouts within this of the fastest, the simplest. Default: 2%."),
+    click.option(
+        "--tie",
+        metavar="SHARE",
+        help="The simplest within this of the best. Default: 5%.",
+    ),
     click.option("--deadline", metavar="TIME", help="Longest the run may take, such as 36h or 3d."),
     click.option("--tokens", metavar="N", help="Tokens of the run with a deadline, such as 2T or 300B."),
     click.option("--samples", metavar="N", help="Or its sequences of --seq-len tokens, such as 1M."),
@@ -94,4 +98,4 @@ def recommend(
         unwritten = "" if output is None else f" {output} is not written."
         say(f"error: {told}{unwritten}", err=True)
         return waiting.code(NOTHING_FITS)
-    return waiting.code(answered(text, reached.found.answer, output))
+    return waiting.code(answered(text, reached.found, output))

@@ -14,7 +14,7 @@ from planner.basics.quantities import length, real, share, whole
 from planner.basics.saying import say
 from planner.basics.waiting import searching
 from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, Asking, tell
-from planner.decide.recommendation import Constraints
+from planner.decide.answers import Constraints
 from planner.spec.options import DEFAULT_SEQ_STEP
 from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES
 from planner.studies.sweep import DEFAULT_WORTH

@@ -22,7 +22,7 @@ from planner.basics.saying import say
 from planner.basics.units import format_seconds
 from planner.basics.waiting import searching
 from planner.cli import JSON_OPTION, Asking, tell, with_options
-from planner.decide import estimation, explanation
+from planner.decide import explanation, strategies
 from planner.figures.timeline import Timeline, timeline
 from planner.parallelism.case import Case
 from planner.spec.calibration import Calibration, calibration
@@ -97,7 +97,7 @@ def _case(given: dict[str, Any], plan_file: str | None, run: Plan | None) -> tup
         assert plan is not None
         named, folders = given.get("calibration"), tuple(given.get("presets") or ())
         return Case.of(plan), calibration(named, folders) if named else calibration(folders=folders), plan
-    found = estimation.answer(options.question(given))
+    found = strategies.answer(options.question(given))
     tell(found.question.notes)
     return explanation.chosen(found).case, found.question.calibration, None
 

@@ -10,21 +10,43 @@ from typing import NamedTuple
 
 import msgspec
 
-from planner.ask.question import Question, case_of
-from planner.basics.arith import Number
+from planner.ask.question import Question, case_of, limit_bytes
+from planner.basics.arith import Number, maximum
 from planner.figures.comm import Traffic
-from planner.figures.memory import device_bytes, held_outside, peak_bytes
-from planner.figures.steptime import least_step_seconds, step_time, whole_pass_seconds
+from planner.figures.memory import LinesByStage, device_bytes, held_outside, hosts_hold, of_same_lines
+from planner.figures.steptime import (
+    KnownPasses,
+    StepTime,
+    least_step_seconds,
+    step_time,
+    step_traffic,
+    whole_pass_seconds,
+)
 from planner.parallelism.case import Case
 from planner.spec import Layout
 
 
 class Candidate(NamedTuple):
-    """A layout that fits, with what ranks it: seconds a sequence (a bound below when rates are unknown)."""
+    """A layout that fits, with what ranks it: seconds a sequence as predicted, bytes on the device, and the seconds if
+    all that is sent were waited for (bounds below where rates are unknown)."""
 
     layout: Layout
     seconds_per_sequence: float
     device_bytes: float
+    serial_seconds: float
+
+
+def thing_of(layout: Layout) -> Layout:
+    """One layout for all that are the same thing to a reader: batch, recomputation and switches are left out."""
+    return msgspec.structs.replace(
+        layout,
+        micro_batch_size=1,
+        grad_accum=1,
+        recompute="none",
+        recompute_modules=(),
+        reshard_after_forward=True,
+        sync_each_micro_batch=False,
+    )
 
 
 def order_of(candidate: Candidate) -> tuple[float, float]:
@@ -43,25 +65,30 @@ def beats(one: Candidate, other: Candidate) -> bool:
 
 
 def seconds_per_sequence(
-    question: Question, layout: Layout, traffic: list[tuple[Traffic, Number]] | None = None
-) -> Number:
-    """Seconds a sequence of one layout, its schedule played out; of columns, seconds that no layout goes below.
+    question: Question, case: Case, traffic: list[tuple[Traffic, Number]] | None = None
+) -> tuple[Number, Number]:
+    """(seconds a sequence as predicted, and if all that is sent were waited for): of one layout, its schedule played
+    out; of columns, what no layout goes below.
 
     `traffic` is what the layout sends in a step, where that is known already.
     """
-    return seconds_of_case(question, case_of(question, layout), traffic)
+    time, batch = step_time(case, question.calibration, traffic), case.layout.global_batch_size
+    if time.step_s is None:
+        step_s = math.inf if case.loops_experts else time.comm_s
+        return step_s / batch, step_s / batch
+    return time.step_s / batch, without_overlap(time) / batch
 
 
-def seconds_of_case(question: Question, case: Case, traffic: list[tuple[Traffic, Number]] | None = None) -> Number:
-    """The same of a layout whose case was made already."""
-    time = step_time(case, question.calibration, traffic)
-    step_s = (math.inf if case.loops_experts else time.comm_s) if time.step_s is None else time.step_s
-    return step_s / case.layout.global_batch_size
+def without_overlap(time: StepTime) -> Number:
+    """Seconds of a step of known time if all that is sent were waited for."""
+    assert time.step_s is not None and time.exposed_comm_s is not None
+    return time.step_s - time.exposed_comm_s + maximum(time.comm_s, time.exposed_comm_s)
 
 
-def least_seconds_of_case(question: Question, case: Case) -> Number:
-    """A cheaper bound below `seconds_of_case`, a rounding's width lower; 0 where the device's rates are unknown."""
-    step_s = least_step_seconds(case, question.calibration)
+def least_seconds(question: Question, case: Case, known: KnownPasses | None = None) -> Number:
+    """A cheaper bound below both of `seconds_per_sequence`, a rounding's width lower; 0 where the device's rates are
+    unknown."""
+    step_s = least_step_seconds(case, question.calibration, known)
     return 0.0 if step_s is None else step_s * (1 - ROUNDING) / case.layout.global_batch_size
 
 
@@ -75,18 +102,77 @@ def floor_seconds(question: Question, layout: Layout) -> float:
 
 
 def of_same_floor(layout: Layout) -> Layout:
-    """One layout for all whose `floor_seconds` are the same: schedules and batches are left out of them."""
+    """One layout for all whose `floor_seconds` are the same: sizes, schedules and batches are left out of them."""
     return msgspec.structs.replace(
-        layout, sequence_parallel=False, virtual_stages=1, pp_schedule="1f1b", micro_batch_size=1, grad_accum=1
-    )
-
-
-def exact_bytes(question: Question, layout: Layout) -> float:
-    """Bytes of a device at one layout's peak."""
-    case = case_of(question, layout)
-    return float(device_bytes(case, peak_bytes(case)))
+        layout, dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, sequence_parallel=False, virtual_stages=1,
+        pp_schedule="1f1b", micro_batch_size=1, grad_accum=1,
+    )  # fmt: skip
 
 
 def floor_bytes(case: Case) -> float:
     """Live bytes outside the model code: no micro-batch needs less, and no walk is needed to know it."""
     return float(max(sum(held.values()) for _, held in held_outside(case)))
+
+
+class LayoutFigures:
+    """Exact figures of a question's single layouts, each worked out once for all searches of it.
+
+    `known` are those of the same question where only its strategy differs. `surely`: only what the device holds at the
+    upper end of its band, and hosts of known memory, counts as fitting.
+    """
+
+    def __init__(self, question: Question, known: LayoutFigures | None = None) -> None:
+        self.question, self.surely = question, False
+        self._seconds: dict[Layout, tuple[float, float]] = known._seconds if known else {}
+        self._traffic: dict[Layout, list[tuple[Traffic, Number]]] = known._traffic if known else {}
+        self._lines: dict[Layout, LinesByStage] = known._lines if known else {}
+        self._passes: KnownPasses = known._passes if known else {}
+        self._floors: dict[Layout, float] = known._floors if known else {}
+
+    def limit(self, case: Case) -> float:
+        """Bytes that a layout may be predicted to show on the device."""
+        return limit_bytes(self.question, case, surely=self.surely)
+
+    def hosts_hold(self, case: Case) -> bool:
+        """Whether the hosts hold what a layout offloads, as far as is known."""
+        held = hosts_hold(case)
+        return held is True or (held is None and not self.surely)
+
+    def seconds(self, layout: Layout) -> tuple[float, float]:
+        """Seconds a sequence: as predicted, and if nothing overlapped."""
+        if layout not in self._seconds:
+            case, traffic = case_of(self.question, layout), None
+            if layout.tp == layout.pp == layout.cp == layout.ep == 1:
+                # What data-parallel ranks send depends on neither the micro-batch's size nor recomputation.
+                alike = msgspec.structs.replace(layout, micro_batch_size=1, recompute="none", recompute_modules=())
+                if alike not in self._traffic:
+                    self._traffic[alike] = step_traffic(case_of(self.question, alike))
+                traffic = self._traffic[alike]
+            predicted, serial = seconds_per_sequence(self.question, case, traffic)
+            self._seconds[layout] = float(predicted), float(serial)
+        return self._seconds[layout]
+
+    def floor_seconds(self, layout: Layout) -> float:
+        """Seconds a sequence that no batch of the layout goes below."""
+        key = of_same_floor(layout)
+        if key not in self._floors:
+            self._floors[key] = floor_seconds(self.question, key)
+        return self._floors[key]
+
+    def least_seconds(self, layout: Layout) -> float:
+        """A cheap bound below `seconds`."""
+        return float(least_seconds(self.question, case_of(self.question, layout), self._passes))
+
+    def bytes(self, layout: Layout, enough: float = math.inf) -> float:
+        """Bytes of a device at the layout's peak; where a stage has more than `enough`, those of the first such stage
+        that was looked at."""
+        key, case = of_same_lines(layout), case_of(self.question, layout)
+        if key not in self._lines:
+            self._lines[key] = LinesByStage(case_of(self.question, key))
+        live = size = 0.0
+        for peak in self._lines[key].peaks(layout.micro_batch_size):
+            if peak > live:
+                live, size = peak, float(device_bytes(case, peak))
+            if size > enough:
+                break
+        return size

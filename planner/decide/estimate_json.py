@@ -47,6 +47,11 @@ def answer_dict(found: Answer) -> dict[str, Any]:
         "warnings": warnings(question),
         "reasons": reasons_of(found),
         "advice": advice(found),
+        "tie": {
+            "within": found.constraints.tie,
+            "slower": found.slower,
+            "fastest": None if found.fastest is None else found.fastest.case.layout,
+        },
         "unavailable": [{"strategy": name, "reason": reason} for name, reason in found.unavailable.items()],
         "notes": found.notes,
         "uncounted": {**msgspec.structs.asdict(question.uncounted), "bound": question.uncounted.bound},

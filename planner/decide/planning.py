@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.decide.answers import Answer as Answer  # others ask for both here, where they are made
-from planner.decide.answers import Estimate as Estimate
+from planner.decide.answers import Estimate
 from planner.decide.whatif import WhatIf, predicted
 from planner.figures import saving
 from planner.figures.comm import comm_volume

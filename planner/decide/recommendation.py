@@ -6,7 +6,6 @@ the side-by-side view (estimation.py).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,107 +17,43 @@ from planner.ask.offloading import ways_out
 from planner.ask.question import Question, case_of, check_switches, exact_layout, with_adapters
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
-from planner.decide.answers import seconds_of
-from planner.decide.candidates import Candidate
+from planner.decide.answers import FREE, Answer, Constraints, Estimate, seconds_of, serial_seconds_of
+from planner.decide.candidates import Candidate, LayoutFigures, thing_of
 from planner.decide.contradictions import refuse_empty
-from planner.decide.estimate_json import answer_dict, estimate_dict
-from planner.decide.estimation import ADAPTED, Answer, Estimate, check_job, check_strategy, estimate
+from planner.decide.estimate_json import answer_dict
+from planner.decide.estimation import check_job, check_strategy, estimate
 from planner.decide.search import Ranking, rank, together
 from planner.decide.space import proposed
-from planner.decide.ties import TIE
 from planner.engines import engine_of
 from planner.parallelism.rules import check
 from planner.parallelism.technique_rules import STRAY
 from planner.spec import Layout
 from planner.spec.engines import find_packaged
+from planner.spec.job import Method
 from planner.spec.layout import strategy_name
+from planner.spec.tuning import tuned
 
 SCHEMA = "recommend/1"
 WHOLE_FRONT = 10**9
 
 
-class Constraints(msgspec.Struct, frozen=True, kw_only=True):
-    """What a recommendation must keep to beside the question itself.
-
-    `backend` must launch it; with `any_runtime` nothing need. `offload`: where nothing fits, states may wait in host
-    memory. A run of `tokens`, or of `samples` sequences, must take `deadline_s` at most. Of layouts that take at most
-    the share `tie` longer than the fastest, the simplest is recommended; 0 asks for the fastest.
-    """
-
-    backend: str | None = None
-    any_runtime: bool = False
-    offload: bool = True
-    deadline_s: float | None = None
-    tokens: int | None = None
-    samples: int | None = None
-    tie: float = TIE
-
-    def sequences(self, question: Question) -> int | None:
-        """Sequences of the whole run."""
-        return self.samples if self.tokens is None else math.ceil(self.tokens / question.job.seq_len)
-
-    def slowest(self, question: Question) -> float | None:
-        """Most seconds a sequence may take."""
-        sequences = self.sequences(question)
-        return None if self.deadline_s is None or sequences is None else self.deadline_s / sequences
+ADAPTED: tuple[Method, ...] = ("lora", "qlora")
+"""Methods that are looked at where none was chosen and full training does not fit, in the order of preference."""
 
 
-FREE = Constraints()
-
-
-class Recommendation(msgspec.Struct, frozen=True):
-    """The recommended layout, then the best, fastest first, and how many were looked at and turned away, by reason.
-
-    `front` are layouts of the Pareto front of time against memory. Of `considered` layouts, `evaluated` were walked one
-    by one and `pruned` could not win by their bounds. `run_s` is what the run would take at the first layout, where a
-    deadline is set. `unlaunched`: no layout of the space is launched from here, and what is shown is the best of those
-    that are not. `stray`: what is shown fits only with tensor parallel groups over nodes, and is not recommended.
-    `interrupted`: whoever watched ended the search (progress.py), with `unseen` layouts not looked at to the end.
-    `fastest`: the layout of the least predicted time, where a simpler one that ties with it is recommended.
-    `adapted`: full training does not fit, this layout of adapters does, and no checkpoint is given to train them on.
-    """
-
-    answer: Answer
-    considered: int
-    rejected: dict[str, int]
-    evaluated: int = 1
-    pruned: int = 0
-    front: tuple[Candidate, ...] = ()
-    constraints: Constraints = FREE
-    run_s: float | None = None
-    unlaunched: bool = False
-    stray: bool = False
-    unseen: int = 0
-    interrupted: bool = False
-    fastest: Estimate | None = None
-    adapted: Estimate | None = None
-
-    @property
-    def slower(self) -> float:
-        """Share by which the recommended layout takes longer than the fastest, by the predictions."""
-        if self.fastest is None or self.best is None:
-            return 0.0
-        return seconds_of(self.best) / seconds_of(self.fastest) - 1
-
-    @property
-    def best(self) -> Estimate | None:
-        """The recommended layout's estimate; None where none fits, launches and is in time."""
-        return self.answer.best
-
-    @property
-    def missed(self) -> bool:
-        """Whether even the fastest layout misses the deadline."""
-        deadline_s = self.constraints.deadline_s
-        return deadline_s is not None and self.run_s is not None and self.run_s > deadline_s
-
-
-def recommend(question: Question, top: int = 3, constraints: Constraints = FREE, *, front: int = 0) -> Recommendation:
-    """The simplest layout of those that tie with the fastest that fits and launches, then the fastest ones; when there
-    is none, the nearest to it, not recommended.
+def recommend(
+    question: Question,
+    top: int = 3,
+    constraints: Constraints = FREE,
+    *,
+    front: int = 0,
+    figures: LayoutFigures | None = None,
+) -> Answer:
+    """The star (star.py), then the fastest layouts of other things; where none fits and launches, the nearest to it.
 
     The nearest is the fastest when all miss the deadline, else the one with the least memory. `front` layouts of the
-    Pareto front are found too. Where a watcher ends the search (progress.py), the fastest found until then; Cancelled
-    is raised where none was.
+    Pareto front are found too. Where a watcher ends the search (progress.py), the best found until then; Cancelled is
+    raised where none was. `figures` of the question spare working them out again.
     """
     if question.pins.exact and _whole(question):
         return _of_one(question, constraints, front)
@@ -132,12 +67,13 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
         asked: Question = question,
         among: tuple[str, ...] = engines,
         *,
-        launched: bool = not constraints.any_runtime,
+        launched: bool = question.launching and not constraints.any_runtime,
         stray: bool = question.pins.tp is not None,
     ) -> Ranking:
         ranking = rank(
             asked, top, engines=among, slowest=slowest, front=WHOLE_FRONT if front else 0,
             more_rules=launch_rules if launched else None, own_rules=() if stray else (STRAY,), tie=constraints.tie,
+            figures=figures if asked is question else None,
         )  # fmt: skip
         if ranking.interrupted and not ranking.best:
             raise Cancelled(f"no layout that fits was found in {seen_of(ranking.considered, ranking.unseen)}")
@@ -166,53 +102,68 @@ def recommend(question: Question, top: int = 3, constraints: Constraints = FREE,
         nearest = ranked(None, launched=False)  # nothing is launched of such a job: what it would be
     if not nearest.best and nearest.smallest is None:
         refuse_empty(question, engines)
-    layouts = [candidate.layout for candidate in nearest.best]
+
+    def estimated(layout: Layout) -> Estimate:
+        return estimate(question, strategy_name(layout), layout, considered=ranking.considered)
+
+    layouts = [one.layout for one in nearest.best]
     fastest = None
-    if ranking.simplest is not None and ranking.simplest.layout != layouts[0]:
-        fastest = estimate(question, strategy_name(layouts[0]), layouts[0], considered=ranking.considered)
-        first = ranking.simplest.layout
-        layouts = [first, *(layout for layout in layouts if layout != first)][:top]
+    if ranking.star is not None:
+        star = ranking.star.layout
+        others = [layout for layout in layouts if thing_of(layout) != thing_of(star)]
+        fastest = layouts[0] if layouts[0] != star else None
+        layouts = [star, *others][:top]
     if not layouts and nearest.smallest is not None:
         layouts = [nearest.smallest]
-    shown = [estimate(question, strategy_name(one), one, considered=ranking.considered) for one in layouts]
-    return Recommendation(
-        answer=Answer(question, tuple(shown), {}, 0 if ranking.best else None, tried),
+    shown = [estimated(layout) for layout in layouts]
+    faster = next((one for one in shown if one.case.layout == fastest), None)
+    if fastest is not None and faster is None:
+        faster = estimated(fastest)
+    return Answer(
+        question=question,
+        estimates=tuple(shown),
+        recommended=None if ranking.star is None else 0,
+        fastest=faster if faster is not None and faster.time.step_s is not None else None,
+        constraints=constraints,
         considered=ranking.considered,
         rejected=ranking.rejected,
         evaluated=ranking.evaluated,
         pruned=ranking.pruned,
         front=thinned(ranking.front, front),
-        constraints=constraints,
         run_s=run_seconds(question, constraints, shown),
+        offload_tried=tried,
         unlaunched=unlaunched,
         stray=stray,
-        unseen=nearest.unseen,
         interrupted=nearest.interrupted,
-        fastest=fastest if fastest is not None and fastest.time.step_s is not None else None,
+        unseen=nearest.unseen,
     )
 
 
-def among_methods(
-    question: Question, top: int = 3, constraints: Constraints = FREE, *, front: int = 0
-) -> Recommendation:
-    """As `recommend`; where no method was asked for and full training does not fit, LoRA, then QLoRA: ranked where a
-    checkpoint is given, else named beside what was found."""
+def among_methods(question: Question, top: int = 3, constraints: Constraints = FREE, *, front: int = 0) -> Answer:
+    """As `recommend`; where no method was asked for and full training does not fit, LoRA, then QLoRA."""
     found = recommend(question, top, constraints, front=front)
-    short = found.best is None and any(not one.fits for one in found.answer.estimates[:1])
+    short = found.best is None and any(not one.fits for one in found.estimates[:1])
     if not (short and question.both_methods) or question.pins.exact or found.unlaunched or found.interrupted:
         return found
     for method in ADAPTED:
-        told = f"full training does not fit: ranked is {method}, which trains adapters alone"
-        job = with_adapters(question.model, question.job, method)
-        asked = msgspec.structs.replace(question, job=job, both_methods=False, notes=(*question.notes, told))
+        note = f"full training does not fit: ranked is {method}, which trains adapters alone"
+        if question.job.recipe.checkpoint is None:
+            note += ", and needs --checkpoint DIR to run"
+        adapted = adapted_to(question, method)
+        asked = msgspec.structs.replace(adapted, both_methods=False, notes=(*question.notes, note))
         try:
             other = recommend(asked, top, constraints, front=front)
         except PlannerError:
             continue
         if other.best is not None:
-            adapted = msgspec.structs.replace(found, adapted=other.best)
-            return adapted if question.job.recipe.checkpoint is None else other
+            return other
     return found
+
+
+def adapted_to(question: Question, method: Method) -> Question:
+    """The question about adapters on a frozen base."""
+    job = tuned(with_adapters(question.model, question.job, method), question.given)
+    return msgspec.structs.replace(question, job=job)
 
 
 def seen_of(considered: int, unseen: int) -> str:
@@ -230,6 +181,7 @@ def engines_within(question: Question, constraints: Constraints) -> tuple[str, .
     """Engines to look at; refuses when there is none."""
     if constraints.any_runtime:
         find_packaged()
+    if constraints.any_runtime or (not question.launching and question.pins.runtime is not None):
         return proposed(question)
     engines = launchable_engines(question, constraints.backend)
     if not engines:
@@ -238,7 +190,7 @@ def engines_within(question: Question, constraints: Constraints) -> tuple[str, .
     return engines
 
 
-def _of_one(question: Question, constraints: Constraints, front: int) -> Recommendation:
+def _of_one(question: Question, constraints: Constraints, front: int) -> Answer:
     """The one layout that was given, checked against every constraint."""
     layout = _launched(question, constraints) or exact_layout(question)
     check_strategy(question, layout)
@@ -257,13 +209,15 @@ def _of_one(question: Question, constraints: Constraints, front: int) -> Recomme
     good = one.fits and in_time and (one.launchable or constraints.any_runtime)
     points = []
     if front and one.fits and one.time.step_s is not None:
-        points = [Candidate(layout, float(one.time.step_s) / layout.global_batch_size, one.memory.device_bytes)]
-    return Recommendation(
-        Answer(question, (one,), {}, 0 if good else None),
-        1,
-        {},
-        front=tuple(points),
+        points = [Candidate(layout, seconds_of(one), one.memory.device_bytes, serial_seconds_of(one))]
+    return Answer(
+        question=question,
+        estimates=(one,),
+        recommended=0 if good else None,
         constraints=constraints,
+        considered=1,
+        evaluated=1,
+        front=tuple(points),
         run_s=run_s,
     )
 
@@ -326,11 +280,11 @@ def differences(first: Layout, other: Layout) -> dict[str, Any]:
 # -- recommend/1 ---------------------------------------------------------------------------------------------------
 
 
-def as_json_object(found: Recommendation) -> dict[str, Any]:
-    """estimate/1's keys, best layout first, what differs in the others, and why the rest is not there."""
-    whole = answer_dict(found.answer) | {"schema": SCHEMA}
+def as_json_object(found: Answer) -> dict[str, Any]:
+    """estimate/1's keys, the star first, what differs in the others, and why the rest is not there."""
+    whole = answer_dict(found) | {"schema": SCHEMA}
     for one in whole["estimates"]:
-        one["differs"] = differences(found.answer.estimates[0].case.layout, Layout(**one["layout"]))
+        one["differs"] = differences(found.estimates[0].case.layout, Layout(**one["layout"]))
     limits = found.constraints
     return whole | {
         "considered": found.considered,
@@ -342,19 +296,13 @@ def as_json_object(found: Recommendation) -> dict[str, Any]:
         "interrupted": found.interrupted,
         "unlaunched": found.unlaunched,
         "stray": found.stray,
-        "adapted": None if found.adapted is None else estimate_dict(found.adapted),
         "deadline": None
         if limits.deadline_s is None
         else {
             "deadline_s": limits.deadline_s,
-            "sequences": limits.sequences(found.answer.question),
+            "sequences": limits.sequences(found.question),
             "run_s": found.run_s,
             "missed": found.missed,
-        },
-        "tie": {
-            "within": limits.tie,
-            "slower": found.slower,
-            "fastest": None if found.fastest is None else found.fastest.case.layout,
         },
         "pareto": [
             {"layout": one.layout, "seconds_per_sequence": one.seconds_per_sequence, "device_bytes": one.device_bytes}

@@ -1,46 +1,39 @@
-"""Search the whole space: rules as masks, memory and time bounded from below in columns, then single layouts best-first
-until no bound is left that could win.
+"""Search the whole space: rules and bounds from below for all of it, then single layouts best-first until no bound is
+left that could win.
 
-No layout that fits is missed: memory's bound is below the real peak, time's below the real step. Not here: what the
-space is (space.py, blocks.py), the bounds (bounds.py, candidates.py), or the walk (walker.py).
+No layout that fits is missed: memory's bound is below the real peak, time's below the real step. A small space is
+looked at layout by layout (singles.py), a large one in columns (blocks.py). Not here: what the space is (space.py), the
+bounds (bounds.py, candidates.py), the walk (walker.py), or the rule for the star (star.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, cast
 
-from planner.ask.question import Question, case_of, limit_bytes
+from planner.ask.question import Question
 from planner.basics.progress import Cancelled, Progress
-from planner.decide.blocks import Block, as_column, blocks_of
-from planner.decide.bounds import bound_lines, memory_bound
-from planner.decide.candidates import (
-    Candidate,
-    beats,
-    exact_bytes,
-    floor_seconds,
-    least_seconds_of_case,
-    of_same_floor,
-    order_of,
-    seconds_of_case,
-)
-from planner.decide.ties import TIE, Parts, parts_of, simpler
-from planner.decide.ties import simplest as simplest_of
-from planner.decide.walker import TOO_LARGE, TOO_SLOW, Bounded, Smallest, Walker, best_first
+from planner.decide import singles
+from planner.decide.candidates import Candidate, LayoutFigures, beats, order_of
+from planner.decide.star import TIE, starred
+from planner.decide.walker import TOO_LARGE, TOO_SLOW, BoundedRows, LayoutRows, Smallest, Space, Walker
 from planner.engines import engine_of
 from planner.parallelism.rules import Rule
 from planner.spec import Layout, Runtime
 
 REFUSED = "backend refuses"
+FEW = 5000
+"""Layouts up to which a space is looked at one by one: more take longer so than it takes to load NumPy."""
 
 MoreRules = Callable[[Runtime], tuple[Rule, ...]]
 """What is asked of an engine's cases beyond its own rules: those of the backend that launches them."""
 
 
 class Ranking(NamedTuple):
-    """`best` first, the fastest of all; `simplest` of those that tie with it (ties.py); `front` those that no
-    other beats in both time and memory, fastest first.
+    """`best` of all, the fastest first, one of each thing (candidates.thing_of); the `star` (star.py); `front` those
+    that no other beats in both time and memory, fastest first.
 
     `smallest` is the legal layout that needs least memory, when none fits. `considered` layouts were in the space:
     `rejected` counts those that a rule or memory turned away, by reason; `pruned` those whose bound could not win;
@@ -57,7 +50,8 @@ class Ranking(NamedTuple):
     rejected: dict[str, int]
     unseen: int = 0
     interrupted: bool = False
-    simplest: Candidate | None = None
+    star: Candidate | None = None
+    surely: bool = False
 
 
 def rank(
@@ -70,34 +64,82 @@ def rank(
     more_rules: MoreRules | None = None,
     own_rules: tuple[Rule, ...] = (),
     tie: float = TIE,
+    figures: LayoutFigures | None = None,
+    few: int = FEW,
 ) -> Ranking:
     """The k best layouts of the space; with `front`, up to that many of the Pareto front too, the fastest of it.
 
-    Layouts that take at most the share `tie` longer than the fastest tie with it. `slowest` is the most
-    seconds a sequence may take (a deadline). `engines` limits the space, `more_rules` (of a backend) and `own_rules`
-    too.
+    Layouts that are a `yes` alone, or, where none is, those that fit. Layouts that take at most the share `tie` longer
+    than the best are near it. `slowest` is the most seconds a sequence may take (a deadline). `engines` limits the
+    space, `more_rules` (of a backend) and `own_rules` too. `figures` of the same question spare working them out again;
+    spaces of `few` layouts at most are looked at one by one.
     """
+    figures, capacity = figures or LayoutFigures(question), question.cluster.gpu.memory_bytes
+    for surely in (True, False):
+        figures.surely = surely
+        found = _rank(figures, k, engines, slowest, front, more_rules, own_rules, tie, few)
+        if found.best or found.interrupted:
+            break
+        if found.smallest is not None and capacity is not None and figures.bytes(found.smallest) > capacity:
+            break  # nor does any fit with less certainty
+    return found
+
+
+def _space(question: Question, engines: tuple[str, ...] | None, few: int) -> tuple[Space, list[LayoutRows]]:
+    """How a space is looked at, and its blocks."""
+    blocks, size = [], 0
+    for block in singles.blocks_of(question, engines):
+        blocks.append(block)
+        size += block.size
+        if size > few:
+            from planner.decide import blocks as columns  # NumPy, and only for these
+
+            return cast(Space, columns), cast(list[LayoutRows], list(columns.blocks_of(question, engines)))
+    return cast(Space, singles), cast(list[LayoutRows], blocks)
+
+
+def _rank(
+    figures: LayoutFigures,
+    k: int,
+    engines: tuple[str, ...] | None,
+    slowest: float | None,
+    front: int,
+    more_rules: MoreRules | None,
+    own_rules: tuple[Rule, ...],
+    tie: float,
+    few: int,
+) -> Ranking:
+    question = figures.question
     rejected: Counter[str] = Counter()
     progress = Progress()
-    smallest = Smallest(question, progress)
-    walker = Walker(question, k, slowest, front, smallest, progress)
-    bounded: list[Bounded] = []
-    near: list[Bounded] = []
-    unbounded: list[tuple[float, list[Block]]] = []
+    smallest = Smallest(figures, progress)
+    walker = Walker(figures, k, slowest, front, smallest, progress)
+    space, every = _space(question, engines, few)
+    bounded: list[BoundedRows] = []
+    near: list[BoundedRows] = []
+    unbounded: list[tuple[float, list[LayoutRows]]] = []
     considered = pruned = waiting = 0
-    interrupted, nearest, simplest = False, None, None
+    interrupted, nearest, star = False, None, None
 
     def limit_s() -> float:
-        """Most seconds a sequence of a layout that ties with the fastest found so far."""
-        return min(walker.best[0].seconds_per_sequence * (1 + tie), float("inf") if slowest is None else slowest)
+        """Most seconds a sequence of a layout that is near the fastest found so far."""
+        return min(walker.best[0].seconds_per_sequence * (1 + tie), math.inf if slowest is None else slowest)
 
-    def tied(some: list[Bounded]) -> list[Bounded]:
-        """The rows whose bounds leave it open whether they tie."""
-        return [left for one in some if walker.best and (left := _within(one, limit_s())).block.size]
+    def near_rows(some: list[BoundedRows]) -> list[BoundedRows]:
+        """The rows whose bounds leave it open whether they are near the fastest."""
+        return [left for one in some if walker.best and (left := one.within(limit_s())).block.size]
+
+    def legal(block: LayoutRows, rejected: Counter[str]) -> LayoutRows | None:
+        runtime = question.runtime(block.template.engine)
+        rules = [(rule.name, rule) for rule in (*engine_of(block.template.engine).rules, *own_rules)]
+        refused = more_rules(runtime) if more_rules is not None else ()
+        return space.legal(
+            question, block, [*rules, *((f"{REFUSED}: {rule.name}", rule) for rule in refused)], rejected
+        )
 
     try:
-        groups = _by_floor(question, blocks_of(question, engines), progress)
-        progress.total = sum(block.size for _, blocks in groups for block in blocks)
+        groups = _by_floor(figures, every, progress)
+        progress.total = sum(block.size for block in every)
         for floor, blocks in groups:
             rows = sum(block.size for block in blocks)
             if slowest is not None and floor > slowest:
@@ -111,32 +153,35 @@ def rank(
                 continue
             for block in blocks:
                 progress.at(considered - waiting)
-                legal = _legal(question, block, rejected, more_rules, own_rules)
-                if legal.size:
-                    bounded.append(_bounds(question, legal, rejected, smallest, walker.lost_above(tie)))
-                    waiting += len(bounded[-1].seconds)
+                left = legal(block, rejected)
+                if left is not None:
+                    found, least = space.bounds(figures, left, walker.lost_above(tie))
+                    smallest.offer(least)
+                    rejected[TOO_LARGE] += left.size - found.block.size
+                    bounded.append(found)
+                    waiting += found.block.size
                 considered += block.size
-            order = best_first(bounded)
-            if walker.run(order, bounded, considered - waiting):
+            if walker.run(space.best_first(bounded), bounded, considered - waiting):
                 pruned += waiting - walker.seen
-                near += tied(bounded)
+                near += near_rows(bounded)
                 bounded, waiting, walker.seen = [], 0, 0
         if bounded:  # walked in part: what was found later may prune the rest
-            walker.run(best_first(bounded), bounded, considered - waiting)
+            walker.run(space.best_first(bounded), bounded, considered - waiting)
             pruned += waiting - walker.seen
-            near += tied(bounded)
+            near += near_rows(bounded)
             waiting = 0
         if walker.best:
-            simplest = walker.simplest(tied(near), limit_s())
-            than = parts_of(simplest.layout, question.job.seq_len)
-            pruned_before = [block for floor, blocks in unbounded if floor <= limit_s() for block in blocks]
-            left = list(_simpler(question, pruned_before, than, progress, more_rules, own_rules))
-            simplest = walker.simplest(tied(left), limit_s(), simplest)
+            for block in (block for floor, blocks in unbounded if floor <= limit_s() for block in blocks):
+                progress.at(progress.total)
+                left = legal(block, Counter())
+                near += [] if left is None else [space.bounds(figures, left, limit_s())[0]]
+            one_batch = question.job.global_batch_size is not None
+            star = walker.star(space, near_rows(near), limit_s(), tie, one_batch=one_batch)
         nearest = None if walker.best else smallest.found()
     except Cancelled:
         interrupted = True
-    if simplest is None and walker.best:
-        simplest = walker.simplest([], limit_s())
+    if star is None and walker.best:
+        star = starred(walker.best, question.job.seq_len, tie, one_batch=True)
     pruned -= walker.reopened
     rejected.update(walker.rejected)
     unseen = progress.total - considered + max(waiting - walker.seen, 0)
@@ -150,46 +195,23 @@ def rank(
         rejected=dict(+rejected),
         unseen=unseen,
         interrupted=interrupted,
-        simplest=simplest,
+        star=star,
+        surely=figures.surely,
     )
 
 
-def _within(one: Bounded, limit_s: float) -> Bounded:
-    """The rows whose bound on time is within a limit."""
-    mask = one.seconds <= limit_s
-    return Bounded(one.block.only(mask), one.seconds[mask], one.memory[mask])
-
-
-def _simpler(
-    question: Question,
-    blocks: Iterable[Block],
-    than: Parts,
-    progress: Progress,
-    more_rules: MoreRules | None,
-    own_rules: tuple[Rule, ...],
-) -> Iterator[Bounded]:
-    """The rows of blocks that are simpler than a layout of the parts `than`, with bounds; they stay counted as they
-    are."""
-    for block in blocks:
-        progress.at(progress.total)
-        mask = as_column(simpler(parts_of(block.columns(), question.job.seq_len), than), block.size) > 0
-        legal = _legal(question, block.only(mask), Counter(), more_rules, own_rules) if mask.any() else None
-        if legal is not None and legal.size:
-            yield _bounds(question, legal, Counter(), Smallest(question, progress))
-
-
-def _by_floor(question: Question, blocks: Iterable[Block], progress: Progress) -> list[tuple[float, list[Block]]]:
+def _by_floor(
+    figures: LayoutFigures, blocks: Iterable[LayoutRows], progress: Progress
+) -> list[tuple[float, list[LayoutRows]]]:
     """Blocks with equal work to do, least first, each with the seconds a sequence takes when every GPU does its share
-    of that work and nothing else."""
-    known: dict[Layout, float] = {}
-    floors: dict[float, list[Block]] = {}
+    of that work and nothing else; of equal work, those first that split the model least."""
+    floors: dict[tuple[float, int], list[LayoutRows]] = {}
     for block in blocks:
         progress.at(0)
-        one = of_same_floor(block.template)
-        if one not in known:
-            known[one] = floor_seconds(question, one)
-        floors.setdefault(known[one], []).append(block)
-    return sorted(floors.items())
+        layout = block.template
+        split = layout.pp * layout.cp * layout.tp * layout.ep
+        floors.setdefault((figures.floor_seconds(layout), split), []).append(block)
+    return [(floor, some) for (floor, _), some in sorted(floors.items(), key=lambda pair: pair[0])]
 
 
 def together(rankings: Sequence[Ranking], k: int, question: Question, tie: float = TIE) -> Ranking:
@@ -197,19 +219,19 @@ def together(rankings: Sequence[Ranking], k: int, question: Question, tie: float
     rejected: Counter[str] = Counter()
     for one in rankings:
         rejected.update(one.rejected)
-    best = sorted((found for one in rankings for found in one.best), key=order_of)[:k]
+    sure = [one for one in rankings if one.best and one.surely]
+    able = sure or [one for one in rankings if one.best]
     front: list[Candidate] = []
-    for found in sorted((found for one in rankings for found in one.front), key=order_of):
+    for found in sorted((found for one in able for found in one.front), key=order_of):
         if not any(beats(other, found) for other in front):
             front.append(found)
-    every = (one for ranking in rankings for one in (*ranking.best, ranking.simplest) if one is not None)
-    tying = sorted(every, key=order_of)
+    near = {one for ranking in able for one in (*ranking.best, ranking.star) if one is not None}
     smallest = None
-    if not best:
+    if not able:
         layouts = [one.smallest for one in rankings if one.smallest is not None]
-        smallest = min(layouts, key=lambda layout: exact_bytes(question, layout), default=None)
+        smallest = min(layouts, key=LayoutFigures(question).bytes, default=None)
     return Ranking(
-        tuple(best),
+        tuple(sorted((found for one in able for found in one.best), key=order_of)[:k]),
         tuple(front),
         smallest,
         sum(one.considered for one in rankings),
@@ -218,72 +240,6 @@ def together(rankings: Sequence[Ranking], k: int, question: Question, tie: float
         dict(rejected),
         sum(one.unseen for one in rankings),
         any(one.interrupted for one in rankings),
-        simplest=simplest_of(
-            tying, lambda one: one.seconds_per_sequence, lambda one: one.layout, question.job.seq_len, tie
-        ),
+        star=starred(near, question.job.seq_len, tie, one_batch=question.job.global_batch_size is not None),
+        surely=bool(sure),
     )
-
-
-# -- columns -------------------------------------------------------------------------------------------------------
-
-
-def _legal(
-    question: Question,
-    block: Block,
-    rejected: Counter[str],
-    more_rules: MoreRules | None,
-    own_rules: tuple[Rule, ...] = (),
-) -> Block:
-    """The rows that break no rule; counts how many break each first."""
-    import numpy as np  # large spaces only
-
-    case = case_of(question, block.columns())
-    legal = np.ones(block.size, dtype=bool)
-    asked = [(rule.name, rule) for rule in (*engine_of(block.template.engine).rules, *own_rules)]
-    if more_rules is not None:
-        asked += [(f"{REFUSED}: {rule.name}", rule) for rule in more_rules(case.runtime)]
-    for name, rule in asked:
-        holds = rule.holds(case)
-        if holds is True:
-            continue
-        still = legal & np.asarray(holds, dtype=bool)
-        before, left = int(np.count_nonzero(legal)), int(np.count_nonzero(still))
-        if left < before:
-            rejected[name] += before - left
-            legal = still
-            if 2 * left < block.size:  # most rows are settled: ask no more of them
-                block = block.only(legal)
-                case, legal = case_of(question, block.columns()), np.ones(block.size, dtype=bool)
-    return block if legal.all() else block.only(legal)
-
-
-def _bounds(
-    question: Question, block: Block, rejected: Counter[str], smallest: Smallest, lost_s: float = float("inf")
-) -> Bounded:
-    """Bounds of the rows whose bound on memory is within the limit; those that surely take more than `lost_s` a
-    sequence have a lower bound on time than others, above it."""
-    import numpy as np  # large spaces only
-
-    few, place = block.splits()
-    lines = [
-        (as_column(start, few.size)[place], as_column(slope, few.size)[place])
-        for start, slope in bound_lines(case_of(question, few.columns()))
-    ]
-    case = case_of(question, block.columns())
-    memory = as_column(memory_bound(case, lines), block.size)
-    smallest.offer(block, memory)
-    may_fit = memory <= limit_bytes(question, case)
-    rejected[TOO_LARGE] += block.size - int(may_fit.sum())
-    if not may_fit.all():
-        block, memory = block.only(may_fit), memory[may_fit]
-        if not block.size:
-            return Bounded(block, np.empty(0), memory)
-        case = case_of(question, block.columns())
-    if lost_s == float("inf"):
-        return Bounded(block, as_column(seconds_of_case(question, case), block.size), memory)
-    seconds = as_column(least_seconds_of_case(question, case), block.size).copy()
-    (open_rows,) = np.nonzero(seconds <= lost_s)
-    if len(open_rows):
-        left = block.only(open_rows)
-        seconds[open_rows] = as_column(seconds_of_case(question, case_of(question, left.columns())), left.size)
-    return Bounded(block, seconds, memory)

@@ -34,8 +34,8 @@ def plan_on_fewer(plan: Plan, nodes: int, known: Calibration | None = None) -> P
         question = Question(model=plan.model, cluster=cluster, job=job, calibration=known, pins=pins)
         engines = (plan.layout.engine,) if pins.runtime else launchable_engines(question)
         found = rank(question, engines=engines, more_rules=launch_rules, own_rules=(STRAY,))
-        if found.simplest is not None:
-            made = make_plan(case_of(question, found.simplest.layout), known)
+        if found.star is not None:
+            made = make_plan(case_of(question, found.star.layout), known)
             return msgspec.structs.replace(made, inputs=plan.inputs).sealed()
     rule = f"has no layout on {nodes} node{'s' if nodes > 1 else ''} or fewer that fits, keeps its batch and launches"
     fix = "Give the run as many hosts as it had, or plan again with another batch"

@@ -1,136 +1,225 @@
-"""The best layout of each named strategy of data parallelism: what `planner estimate` shows side by side.
+"""Each strategy of data parallelism side by side, with the star: what `planner estimate` answers.
 
-A few dozen layouts each, one by one and without NumPy, since start time counts here. Not here: which layouts a strategy
-has (space.py), or the search of a whole space (search.py).
+The star is that of `planner recommend` (recommendation.py). Not here: one layout's estimate (estimation.py), or which
+layouts a strategy has (space.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import msgspec
 
-from planner.ask.question import Question, case_of, limit_bytes
-from planner.basics.arith import Number
-from planner.basics.progress import Progress
-from planner.decide.bounds import bound_lines
-from planner.decide.candidates import Candidate, floor_bytes, floor_seconds, order_of, seconds_per_sequence
+from planner.ask.launchable import launch_rules, launchable_engines
+from planner.ask.offloading import ways_out
+from planner.ask.question import Question, case_of, check_batch, check_switches, exact_layout, single_device
+from planner.basics.errors import PlannerError
+from planner.basics.progress import Cancelled
+from planner.decide import singles
+from planner.decide.answers import FREE, Answer, Constraints, Estimate, seconds_of
+from planner.decide.candidates import LayoutFigures
+from planner.decide.estimation import check_job, check_strategy, estimate
+from planner.decide.recommendation import ADAPTED, adapted_to, recommend
+from planner.decide.search import rank
 from planner.decide.space import by_batch, spaces
 from planner.engines import engine_of
-from planner.figures.comm import Traffic
-from planner.figures.memory import device_bytes, hosts_hold, memory_lines, peak_at, peak_bytes
-from planner.figures.steptime import step_traffic
-from planner.parallelism.rules import broken
-from planner.spec import Layout
-from planner.spec.layout import Strategy
-
-Seen = dict[Layout, list[tuple[Traffic, Number]]]
-"""What layouts send, by layout."""
-
-LORA_SHARDINGS = ("single", "ddp", "fsdp", "zero3")
-"""What suits LoRA: a frozen base whole, on one device or on each, or one that is sharded too."""
+from planner.parallelism.rules import broken, check
+from planner.spec.layout import STRATEGIES, Strategy, strategy_name
+from planner.spec.options import OF_AXIS
 
 
-Group = tuple[Layout, ...]
-"""Layouts that differ in the batch alone, smallest micro-batch first; all accumulate, or none does. No other takes
-fewer seconds a sequence than the last."""
+def answer(question: Question) -> Answer:
+    """The best layout of each strategy, and the star; or exactly the layout whose sizes are given."""
+    if question.pins.exact:
+        return _of_one(question)
+    check_question(question)
+    if _other_runtime(question):
+        return _of_runtime(question)
+    _check_choices(question)
+    figures = LayoutFigures(question)
+    try:
+        found = recommend(question, 1, figures=figures)
+    except PlannerError:  # no layout is launched from here; the strategies say why
+        found = Answer(question=question, estimates=(), recommended=None)
+    try:
+        return _side_by_side(found, figures)
+    except Cancelled:
+        raise Cancelled("the strategies had not all been looked at") from None
 
 
-def groups_of(question: Question, strategies: Sequence[Strategy]) -> Iterator[Group]:
-    """All layouts of these strategies on this cluster, within what the person fixed."""
-    for strategy in strategies:
-        asked = msgspec.structs.replace(question, strategy=strategy.name)
-        for facts in spaces(asked):
-            for layout, batches in by_batch(asked, facts):
-                for accumulates in (False, True):
-                    some = [(micro, accum) for micro, accum in sorted(batches) if (accum > 1) is accumulates]
-                    if some:
-                        yield tuple(
-                            msgspec.structs.replace(layout, micro_batch_size=micro, grad_accum=accum)
-                            for micro, accum in some
-                        )
+def _of_one(question: Question) -> Answer:
+    """The layout whose sizes are given, or which nothing but the question's defaults leaves."""
+    layout = exact_layout(question)
+    check_strategy(question, layout)
+    check(case_of(question, layout), engine_of(layout.engine).rules)
+    one = estimate(question, strategy_name(layout), layout)
+    good = one.fits and (one.launchable or not question.launching)
+    return Answer(question=question, estimates=(one,), recommended=0 if good else None)
 
 
-def best_of(question: Question, strategies: Sequence[Strategy]) -> tuple[Layout, int] | None:
-    """(layout, layouts considered): the fastest that fits, else the legal one with the least memory.
-
-    Whoever watches (progress.py) sees it move, without a count.
-    """
-    seen: Seen = {}
-    progress = Progress()
-    groups = list(groups_of(question, strategies))
-    best: Candidate | None = None
-    for floor, alike in _by_floor(question, groups):
-        if best is not None and floor > best.seconds_per_sequence:
-            break
-        bounded = []
-        for group in alike:
-            progress.at(0)
-            if not _illegal(question, group):
-                bounded.append((_seconds(question, group[-1], seen), group))
-        for bound, group in sorted(bounded, key=lambda pair: pair[0]):
-            if best is not None and (bound >= best.seconds_per_sequence or _loses(question, group, best, seen)):
-                continue
-            progress.at(0)
-            found = _largest_fitting(question, group, seen)
-            if found is not None and (best is None or order_of(found) < order_of(best)):
-                best = found
-    layout = best.layout if best else _smallest(question, groups)
-    return None if layout is None else (layout, sum(len(group) for group in groups))
+def _of_runtime(question: Question) -> Answer:
+    """The star of the pinned runtime, which has no named strategies; where no backend here launches it, its best layout
+    without a star."""
+    runtime = question.pins.runtime
+    if next(singles.blocks_of(question), None) is None:
+        return _of_one(question)
+    launched = runtime is not None and runtime.engine in launchable_engines(question)
+    found = recommend(question, 1, Constraints(any_runtime=not launched))
+    if launched or not question.launching:
+        return found
+    return msgspec.structs.replace(found, recommended=None, fastest=None, constraints=FREE)
 
 
-def _by_floor(question: Question, groups: Sequence[Group]) -> list[tuple[float, list[Group]]]:
-    """Groups with equal work to do, least first, each with the seconds a sequence takes when nothing else is done."""
-    alike: dict[tuple[str, str], list[Group]] = {}
-    for group in groups:  # their ranks all run the whole model
-        alike.setdefault((group[0].engine, group[0].recompute), []).append(group)
-    floors: dict[float, list[Group]] = {}
-    for some in alike.values():
-        floors.setdefault(floor_seconds(question, some[0][0]), []).extend(some)
-    return sorted(floors.items())
+def _side_by_side(found: Answer, figures: LayoutFigures) -> Answer:
+    """Each strategy's best layout, with the star in its strategy's place or behind them."""
+    question, star = found.question, found.best
+    if found.interrupted:
+        raise Cancelled
+    shown: list[Estimate] = []
+    unavailable: dict[str, str] = {}
+    for strategy in strategies_of(question):
+        if star is not None and star.strategy == strategy.name and not found.offload_tried:
+            shown.append(star)
+            continue
+        one = _best_of(question, strategy, figures)
+        if one is None:
+            unavailable[strategy.name] = _why_none(question, strategy)
+        else:
+            shown.append(one)
+    if star is not None and star not in shown:
+        shown.append(star)
+    if question.both_methods and question.strategy is None:
+        for method in ADAPTED:
+            adapted = adapted_to(question, method)
+            if star is None:
+                found, one = _adapted_star(found, adapted)
+                star = found.best
+            else:
+                one = _best_adapted(adapted)
+            if one is not None:
+                shown.append(msgspec.structs.replace(one, strategy=method, sharding=one.strategy))
+            else:
+                suited = [_broken_rule(adapted, strategy) for strategy in strategies_of(adapted)]
+                told = next((one for one in suited if one), "no sharding that suits it is left by the options given")
+                unavailable[method] = told
+    tried = star is None and _add_offloaded(question, shown)
+    place = next((place for place, one in enumerate(shown) if star is not None and one.case is star.case), None)
+    return msgspec.structs.replace(
+        found,
+        estimates=tuple(shown),
+        recommended=place,
+        unavailable=unavailable,
+        offload_tried=found.offload_tried or tried,
+    )
 
 
-def _loses(question: Question, group: Group, best: Candidate, seen: Seen) -> bool:
-    """Whether the largest micro-batch that may fit is slower than the best so far: told without walking the model."""
-    first = case_of(question, group[0])
-    lines = [(float(start), float(slope)) for start, slope in bound_lines(first)]
-    limit = limit_bytes(question, first)
-    able = [one for one in group if device_bytes(case_of(question, one), peak_at(lines, one.micro_batch_size)) <= limit]
-    return not able or _seconds(question, able[-1], seen) > best.seconds_per_sequence
+def _best_of(question: Question, strategy: Strategy, figures: LayoutFigures) -> Estimate | None:
+    """A strategy's own star, else the layout that needs least memory."""
+    asked = LayoutFigures(msgspec.structs.replace(question, strategy=strategy.name), figures)
+    ranking = rank(asked.question, figures=asked)
+    if ranking.interrupted:
+        raise Cancelled
+    layout = ranking.star.layout if ranking.star else ranking.smallest
+    return None if layout is None else estimate(question, strategy.name, layout, considered=ranking.considered)
 
 
-def _illegal(question: Question, group: Group) -> bool:
-    """Whether an engine's rule speaks against a group: what it would send is not asked then."""
-    first = case_of(question, group[0])
-    return broken(first, engine_of(first.layout.engine).rules) is not None
+def _adapted_star(found: Answer, adapted: Question) -> tuple[Answer, Estimate | None]:
+    """The answer where adapters have the star, since full training does not fit, and their best or nearest layout."""
+    try:
+        other = recommend(adapted, 1)
+    except PlannerError:
+        return found, None
+    one = other.estimates[0]
+    if other.best is None:
+        return found, one
+    return msgspec.structs.replace(found, recommended=0, estimates=(one,), fastest=other.fastest), one
 
 
-def _seconds(question: Question, layout: Layout, seen: Seen) -> float:
-    """Neither the micro-batch's size nor recomputation changes what is sent: `seen` keeps it."""
-    key = msgspec.structs.replace(layout, micro_batch_size=1, recompute="none")
-    if key not in seen:
-        seen[key] = step_traffic(case_of(question, key))
-    return float(seconds_per_sequence(question, layout, seen[key]))
+def _best_adapted(adapted: Question) -> Estimate | None:
+    """The star of adapters among the strategies, else the layout that needs least memory."""
+    engines = tuple(dict.fromkeys(strategy.engine for strategy in strategies_of(adapted)))
+    ranking = rank(adapted, engines=engines, more_rules=launch_rules if adapted.launching else None)
+    if ranking.interrupted:
+        raise Cancelled
+    layout = ranking.star.layout if ranking.star else ranking.smallest
+    return None if layout is None else estimate(adapted, strategy_name(layout), layout, considered=ranking.considered)
 
 
-def _largest_fitting(question: Question, group: Group, seen: Seen) -> Candidate | None:
-    """The largest micro-batch that fits, which is the fastest."""
-    first = case_of(question, group[0])
-    limit = limit_bytes(question, first)
-    if device_bytes(first, floor_bytes(first)) > limit:
+def _add_offloaded(question: Question, shown: list[Estimate]) -> bool:
+    """Each strategy's fastest layout that fits with states in host memory; whether there was any to look at."""
+    looked = False
+    ways = [LayoutFigures(way) for way in ways_out(question)]
+    for strategy in strategies_of(question) if ways else ():
+        found = [one for way in ways if (one := _best_of(way.question, strategy, way)) is not None]
+        looked = looked or bool(found)
+        if fitting := [one for one in found if one.fits]:
+            shown.append(min(fitting, key=seconds_of))
+    return looked
+
+
+def _broken_rule(question: Question, strategy: Strategy) -> str | None:
+    """Why no layout of a strategy runs; None where one does, or there is none."""
+    asked = msgspec.structs.replace(question, strategy=strategy.name)
+    layouts = (layout for facts in spaces(asked) for layout, _ in by_batch(asked, facts))
+    if (layout := next(layouts, None)) is None:
         return None
-    lines = memory_lines(first)
-    for layout in reversed(group):
-        case = case_of(question, layout)
-        size = float(device_bytes(case, peak_at(lines, layout.micro_batch_size)))
-        if size <= limit and hosts_hold(case) is not False:
-            return Candidate(layout, _seconds(question, layout, seen), size)
-    return None
+    case = case_of(question, layout)
+    rule = broken(case, engine_of(strategy.engine).rules)
+    return None if rule is None else rule.sentence(case)
 
 
-def _smallest(question: Question, groups: Sequence[Group]) -> Layout | None:
-    """The legal layout that needs least memory: the smallest micro-batch, recomputed where that is allowed."""
-    recomputed = [group for group in groups if group[0].recompute == "full"]
-    cases = [case_of(question, group[0]) for group in recomputed or groups]
-    legal = [case for case in cases if broken(case, engine_of(case.layout.engine).rules) is None]
-    return min(legal, key=lambda case: float(peak_bytes(case))).layout if legal else None
+def _check_choices(question: Question) -> None:
+    """The named strategies split data alone: a choice about another axis says nothing without the axis."""
+    for name, axis in OF_AXIS.items():
+        value = question.pins.given(name)
+        if value not in (None, False):
+            raise PlannerError(name, value, f"is about {axis}, which no strategy shown here has", f"Add --{axis} N")
+
+
+def _other_runtime(question: Question) -> bool:
+    """Whether the pinned runtime's engine has no named strategy of data parallelism."""
+    runtime = question.pins.runtime
+    return runtime is not None and all(strategy.engine != runtime.engine for strategy in STRATEGIES)
+
+
+def strategies_of(question: Question) -> list[Strategy]:
+    """The one that was asked for, or all that have something to do: one device alone leaves nothing to split."""
+    if (asked := question.asked_strategy) is not None:
+        return [asked]
+    if single_device(question):
+        return [strategy for strategy in STRATEGIES if strategy.shards == "one device"]
+    return [strategy for strategy in STRATEGIES if question.cluster.gpus == 1 or strategy.shards != "one device"]
+
+
+def check_question(question: Question) -> None:
+    """Refuse what no layout can answer (PlannerError)."""
+    check_batch(question, question.cluster.gpus)
+    runtime, strategies = question.pins.runtime, strategies_of(question)
+    check_switches(question, [runtime.engine] if runtime else [strategy.engine for strategy in strategies])
+    check_job(question)
+    _check_kind(question)
+
+
+def _check_kind(question: Question) -> None:
+    pins = question.pins
+    if pins.runtime is None or pins.zero_stage is None:
+        return
+    stages = sorted({s.zero_stage for s in STRATEGIES if s.engine == pins.runtime.engine})
+    if stages and pins.zero_stage not in stages:
+        rule = f"runtime {pins.runtime.name} has stage {' or '.join(map(str, stages))} only"
+        raise PlannerError("zero_stage", pins.zero_stage, rule, f"Use zero_stage={stages[0]}")
+
+
+def _why_none(question: Question, strategy: Strategy) -> str:
+    gpus, pins = question.cluster.gpus, question.pins
+    if pins.runtime is not None and pins.runtime.engine != strategy.engine:
+        return f"runtime {pins.runtime.name} does not do it"
+    if pins.zero_stage not in (None, strategy.zero_stage):
+        return f"it is zero_stage {strategy.zero_stage}, not {pins.zero_stage}"
+    if refusal := _broken_rule(question, strategy):
+        return refusal
+    if strategy.shards == "one device" and gpus > 1:
+        return f"it runs on 1 GPU, not {gpus}"
+    if strategy.shards in ("nothing", "all ranks") and gpus == 1:
+        return f"it needs 2 GPUs or more, not 1{': use strategy single' if strategy.shards == 'nothing' else ''}"
+    if strategy.shards == "some ranks":
+        return f"it needs a GPU count with two factors above 1, not {gpus}"
+    return "the options given leave no layout"

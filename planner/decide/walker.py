@@ -5,21 +5,17 @@ Not here: the bounds (bounds.py), or which layouts are looked at (search.py).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
-from planner.ask.question import Question, case_of, limit_bytes
+from planner.ask.question import Question, case_of
 from planner.basics.progress import Progress
-from planner.decide.blocks import Block, as_column
-from planner.decide.candidates import Candidate, beats, exact_bytes, order_of, seconds_per_sequence
-from planner.decide.ties import Parts, parts_of, simpler
-from planner.figures.memory import LinesByStage, device_bytes, hosts_hold, of_same_lines
-from planner.parallelism.case import Case
+from planner.decide.candidates import Candidate, LayoutFigures, beats, order_of, thing_of
+from planner.decide.star import Parts, order_of_star, parts_of
+from planner.parallelism.rules import Rule
 from planner.spec import Layout
-
-if TYPE_CHECKING:
-    from planner.decide.blocks import Column
 
 TOO_LARGE = "does not fit in memory with headroom"
 TOO_LARGE_FOR_HOSTS = "does not fit in the hosts' memory"
@@ -28,70 +24,82 @@ FRONT_SPAN = 2.0
 """Layouts more than so many times as slow as the fastest are left out of the Pareto front."""
 MOST_WALKED = 2000
 """Single layouts evaluated at most while nothing fits: by then the cheap bounds have failed to tell."""
-SMALLEST_OF_BLOCK = 8
-"""Rows of a block, of least bound on memory, that may be named as the nearest to fit."""
 
 
-class Bounded(NamedTuple):
-    """A block's legal rows that may fit, with bounds from below."""
+class LayoutRows(Protocol):
+    """Layouts that share their categories."""
 
-    block: Block
-    seconds: Column
-    memory: Column
+    @property
+    def template(self) -> Layout:
+        """Their categories."""
 
+    @property
+    def size(self) -> int:
+        """How many."""
 
-def simplest_first(bounded: list[Bounded], seq_len: int, than: Parts) -> Iterator[tuple[Parts, float, Layout]]:
-    """(parts, seconds, layout) of the rows that are simpler than a layout of the parts `than`, the simplest first and
-    then ascending in time's bound."""
-    import numpy as np  # large spaces only
-
-    chosen, table = [], []
-    for place, one in enumerate(bounded):
-        columns = [as_column(part, one.block.size) for part in parts_of(one.block.columns(), seq_len)]
-        (rows,) = np.nonzero(as_column(simpler(tuple(columns), than), one.block.size))
-        chosen += [(place, int(row)) for row in rows]
-        table.append(np.stack([*columns, one.seconds])[:, rows])
-    if not chosen:
-        return
-    keys = np.concatenate(table, axis=1)
-    for one in np.lexsort(keys[::-1]):
-        place, row = chosen[one]
-        *parts, seconds = keys[:, one].tolist()
-        yield tuple(parts), seconds, bounded[place].block.layout(row)
+    def layout(self, row: int, /) -> Layout:
+        """One of them."""
 
 
-def best_first(bounded: list[Bounded]) -> Any:
-    """(seconds, block, row) of every row, ascending in time's bound, then in memory's."""
-    import numpy as np  # large spaces only
+class BoundedRows(Protocol):
+    """Legal layouts that may fit, with bounds from below: seconds a sequence, as predicted and if nothing overlapped,
+    and bytes on the device."""
 
-    if not bounded:
-        return np.empty((0, 3))
-    seconds = np.concatenate([one.seconds for one in bounded])
-    memory = np.concatenate([one.memory for one in bounded])
-    block = np.concatenate([np.full(len(one.seconds), place) for place, one in enumerate(bounded)])
-    row = np.concatenate([np.arange(len(one.seconds)) for one in bounded])
-    order = np.lexsort((memory, seconds))
-    return np.stack([seconds[order], block[order], row[order]], axis=1)
+    @property
+    def block(self) -> LayoutRows:
+        """The layouts."""
+
+    @property
+    def memory(self) -> Sequence[float]:
+        """Bytes on the device, a row each."""
+
+    def within(self, limit_s: float, /) -> BoundedRows:
+        """The rows whose bound on time is within a limit."""
+
+
+class Space(Protocol):
+    """Ways to look at a space of layouts: one by one (singles.py), or in columns (blocks.py)."""
+
+    def blocks_of(self, question: Question, engines: tuple[str, ...] | None, /) -> Iterator[LayoutRows]:
+        """Everything that the engines may do on this cluster, within what the person fixed."""
+
+    def legal(
+        self, question: Question, block: LayoutRows, rules: Iterable[tuple[str, Rule]], rejected: Counter[str], /
+    ) -> LayoutRows | None:
+        """The layouts that break no rule, None of none; `rejected` counts how many break each first."""
+
+    def bounds(
+        self, figures: LayoutFigures, block: LayoutRows, lost_s: float, /
+    ) -> tuple[BoundedRows, list[tuple[float, Layout]]]:
+        """(the rows that may fit, (bound on memory, layout) of those of least bound). Rows that surely take more than
+        `lost_s` a sequence have a bound on time above it, which may be lower than others'."""
+
+    def best_first(self, bounded: Sequence[BoundedRows], /) -> Sequence[tuple[float, int, int]]:
+        """(seconds, place in `bounded`, row) of every row, ascending in time's bound, then in memory's."""
+
+    def least_serial_first(self, bounded: Sequence[BoundedRows], most: int | None, /) -> Iterator[tuple[float, Layout]]:
+        """(seconds if nothing overlapped, layout) of the rows that accumulate `most` micro-batches at most (None: of
+        all), ascending in the bound."""
+
+    def simplest_first(
+        self, bounded: Sequence[BoundedRows], seq_len: int, than: Parts, /
+    ) -> Iterator[tuple[Parts, float, float, Layout]]:
+        """(parts, memory, seconds if nothing overlapped, layout) of the rows that are as simple as a layout of the
+        parts `than` or simpler, the simplest first and then ascending in memory's bound."""
 
 
 class Smallest:
     """The legal layout that needs least memory, for when none fits: each block's few of the least bound are walked,
     least bound first, until no bound is left that could be less."""
 
-    def __init__(self, question: Question, progress: Progress) -> None:
-        self._question, self._progress = question, progress
+    def __init__(self, figures: LayoutFigures, progress: Progress) -> None:
+        self._figures, self._progress = figures, progress
         self._bounds: list[tuple[float, Layout]] = []
-        self._least: tuple[float, Layout | None] = (float("inf"), None)
+        self._least: tuple[float, Layout | None] = (math.inf, None)
 
-    def offer(self, block: Block, memory: Column) -> None:
-        """Rows by their bound on memory."""
-        import numpy as np  # large spaces only
-
-        some = (
-            np.argpartition(memory, SMALLEST_OF_BLOCK)[:SMALLEST_OF_BLOCK] if block.size > SMALLEST_OF_BLOCK else None
-        )
-        for row in range(block.size) if some is None else some:
-            self._bounds.append((float(memory[row]), block.layout(int(row))))
+    def offer(self, bounds: Iterable[tuple[float, Layout]]) -> None:
+        """Layouts by their bound on memory."""
+        self._bounds += bounds
 
     def walked(self, layout: Layout, size: float) -> None:
         """A layout that was walked and does not fit."""
@@ -104,33 +112,30 @@ class Smallest:
             if bound >= self._least[0]:
                 break
             self._progress.at(0)
-            self.walked(layout, exact_bytes(self._question, layout))
+            self.walked(layout, self._figures.bytes(layout))
         return self._least[1]
 
 
 class Walker:
-    """Walks candidates best-first, each exactly; `best` and `front` grow from one run to the next. `reopened` counts
-    those walked after all runs, which could not be among the best but might be the simplest that ties with them."""
+    """Walks candidates best-first, each exactly; `best` and `front` grow from one run to the next.
+
+    `best` has one layout of each thing (candidates.thing_of), its fastest. `reopened` counts those walked after all
+    runs, which could not be among the best but might be the star.
+    """
 
     def __init__(
-        self,
-        question: Question,
-        k: int,
-        slowest: float | None,
-        front: int,
-        smallest: Smallest,
-        progress: Progress,
+        self, figures: LayoutFigures, k: int, slowest: float | None, front: int, smallest: Smallest, progress: Progress
     ) -> None:
-        self._smallest, self._progress = smallest, progress
-        self._question, self._k, self._slowest, self._points = question, k, slowest, front
+        self._figures, self._smallest, self._progress = figures, smallest, progress
+        self._k, self._slowest, self._points = k, slowest, front
         self._known: dict[Layout, Candidate | None] = {}
-        self._lines: dict[Layout, LinesByStage] = {}
+        self._near: dict[Layout, Candidate | None] = {}
         self.rejected: Counter[str] = Counter()
         self.best: list[Candidate] = []
         self.front: list[Candidate] = []
         self.seen = self.evaluated = self.reopened = 0
 
-    def run(self, order: Any, bounded: list[Bounded], done: int) -> bool:
+    def run(self, order: Sequence[tuple[float, int, int]], bounded: Sequence[BoundedRows], done: int) -> bool:
         """Look at these rows, ascending in time's bound, after `done` layouts that are settled; False when it gives up
         with nothing found and more to see."""
         self.seen, before = 0, self.evaluated
@@ -159,10 +164,10 @@ class Walker:
         return self._front_open_to(bound)
 
     def lost_above(self, tie: float) -> float:
-        """Seconds a sequence above which no layout is walked, ties or is counted as too slow: infinite while any may
-        be."""
+        """Seconds a sequence above which no layout is walked, is near the best or is counted as too slow: infinite
+        while any may be."""
         if len(self.best) < self._k or self._points or self._slowest is not None:
-            return float("inf")
+            return math.inf
         return max(self.best[-1].seconds_per_sequence, self.best[0].seconds_per_sequence * (1 + tie))
 
     def _front_open_to(self, bound: float) -> bool:
@@ -179,14 +184,18 @@ class Walker:
         return self._front_open_to(bound) and not beaten
 
     def within_span(self) -> list[Candidate]:
-        """The front without what nobody would wait for."""
+        """The front without layouts that are far too slow."""
         front = self.front
         return [one for one in front if one.seconds_per_sequence <= FRONT_SPAN * front[0].seconds_per_sequence]
 
     def _offer(self, one: Candidate | None) -> None:
         if one is None or one in self.best:
             return
-        self.best = sorted([*self.best, one], key=order_of)[: self._k]
+        thing = thing_of(one.layout)
+        twin = next((other for other in self.best if thing_of(other.layout) == thing), None)
+        if twin is None or order_of(one) < order_of(twin):
+            others = [other for other in self.best if other is not twin]
+            self.best = sorted([*others, one], key=order_of)[: self._k]
         if self._points and one not in self.front and not any(beats(other, one) for other in self.front):
             self.front = sorted([*(other for other in self.front if not beats(one, other)), one], key=order_of)
 
@@ -198,65 +207,75 @@ class Walker:
     def _walked(self, layout: Layout, memory: float) -> Candidate | None:
         """The candidate; None when it misses the deadline, cannot win with so much `memory`, or does not fit."""
         self.evaluated += 1
-        seconds = float(seconds_per_sequence(self._question, layout))
+        seconds = self._figures.seconds(layout)[0]
         if self._slowest is not None and seconds > self._slowest:
             self.rejected[TOO_SLOW] += 1
             return None
-        if not self._open_to_both(seconds, memory):
-            return None
-        return self._sized(layout, seconds)
+        return self._sized(layout) if self._open_to_both(seconds, memory) else None
 
-    def _sized(self, layout: Layout, seconds: float) -> Candidate | None:
-        """The candidate of known seconds; None when it does not fit, which is counted once."""
-        case = case_of(self._question, layout)
-        limit = limit_bytes(self._question, case)
-        # Once a layout fits, nobody asks which of those that do not is the smallest.
-        size = self._size(case, limit if self.best else float("inf"))
-        reason = TOO_LARGE if size > limit else TOO_LARGE_FOR_HOSTS if hosts_hold(case) is False else None
+    def _sized(self, layout: Layout) -> Candidate | None:
+        """The candidate; None when it does not fit, which is counted once."""
+        case = case_of(self._figures.question, layout)
+        limit = self._figures.limit(case)
+        # Once a layout fits, nothing depends on which of those that do not is the smallest.
+        size = self._figures.bytes(layout, limit if self.best else math.inf)
+        reason = TOO_LARGE if size > limit else None if self._figures.hosts_hold(case) else TOO_LARGE_FOR_HOSTS
         if reason is None:
-            return Candidate(layout, seconds, size)
+            seconds, serial = self._figures.seconds(layout)
+            return Candidate(layout, seconds, size, serial)
         if layout not in self._known:
             self.rejected[reason] += 1
             if not self.best:
                 self._smallest.walked(layout, size)
         return None
 
-    def simplest(self, near: list[Bounded], limit_s: float, known: Candidate | None = None) -> Candidate:
-        """The simplest of the layouts that take at most `limit_s` a sequence: of the best, of the rows of `near`, and
-        the one `known` from rows before them. Of equally simple ones the fastest."""
-        seq_len = self._question.job.seq_len
-        tied = [one for one in self.best if one.seconds_per_sequence <= limit_s] + ([known] if known else [])
-        found = min(tied, key=lambda one: (parts_of(one.layout, seq_len), order_of(one)))
-        own = than = parts_of(found.layout, seq_len)
-        for parts, bound, layout in simplest_first(near, seq_len, than):
-            if own != than and (parts != own or bound > found.seconds_per_sequence):
+    def star(
+        self, space: Space, near: Sequence[BoundedRows], limit_s: float, tie: float, *, one_batch: bool
+    ) -> Candidate:
+        """The star (star.py) of the best and of the rows of `near`, which hold all that take at most `limit_s` a
+        sequence."""
+        seq_len = self._figures.question.job.seq_len
+        tied = [one for one in self.best if one.seconds_per_sequence <= limit_s]
+        least: dict[int | None, float] = {}
+
+        def serial_limit(layout: Layout) -> float:
+            """The most that a layout of such accumulation may take if nothing overlapped."""
+            most = None if one_batch else layout.grad_accum
+            if most not in least:
+                known = (one.serial_seconds for one in tied if most is None or one.layout.grad_accum <= most)
+                least[most] = min(known, default=math.inf)
+                for bound, other in space.least_serial_first(near, most):
+                    if bound >= least[most]:
+                        break
+                    one = self._tied(other, limit_s)
+                    least[most] = least[most] if one is None else min(least[most], one.serial_seconds)
+            return least[most] * (1 + tie)
+
+        able = [one for one in tied if one.serial_seconds <= serial_limit(one.layout)]
+        found = min(able, key=lambda one: order_of_star(one, seq_len), default=None)
+        than = parts_of(found.layout, seq_len) if found else (math.inf,) * len(parts_of(self.best[0].layout, seq_len))
+        for parts, memory, serial, layout in space.simplest_first(near, seq_len, than):
+            if found is not None and (parts, memory) > (parts_of(found.layout, seq_len), found.device_bytes):
                 break
-            self._progress.at(self._progress.total)
+            if serial > serial_limit(layout):
+                continue
             one = self._tied(layout, limit_s)
-            if one is not None and (own == than or order_of(one) < order_of(found)):
-                found, own = one, parts
+            if one is None or one.serial_seconds > serial_limit(layout):
+                continue
+            if found is None or order_of_star(one, seq_len) < order_of_star(found, seq_len):
+                found = one
+        assert found is not None  # the one of least seconds if nothing overlapped, of those that accumulate least
         return found
 
     def _tied(self, layout: Layout, limit_s: float) -> Candidate | None:
         """The candidate; None when it takes longer, or does not fit."""
-        seconds = float(seconds_per_sequence(self._question, layout))
-        found = None if seconds > limit_s else self._sized(layout, seconds)
-        if layout not in self._known:
-            self.evaluated += 1
-            self.reopened += 1
-            self._known[layout] = found
-        return found
-
-    def _size(self, case: Case, enough: float) -> float:
-        """Bytes of a device at the layout's peak; where a stage has more than `enough`, those of the first such stage
-        that was looked at."""
-        key = of_same_lines(case.layout)
-        if key not in self._lines:
-            self._lines[key] = LinesByStage(case_of(self._question, key))
-        live = size = 0.0
-        for peak in self._lines[key].peaks(case.layout.micro_batch_size):
-            if peak > live:
-                live, size = peak, float(device_bytes(case, peak))
-            if size > enough:
-                break
-        return size
+        if layout not in self._near:
+            self._progress.at(self._progress.total)
+            seconds = self._figures.seconds(layout)[0]
+            found = None if seconds > limit_s else self._sized(layout)
+            if layout not in self._known:
+                self.evaluated += 1
+                self.reopened += 1
+                self._known[layout] = found
+            self._near[layout] = found
+        return self._near[layout]

@@ -16,9 +16,10 @@ from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.progress import Cancelled
 from planner.basics.quantities import whole
 from planner.basics.units import format_bytes, format_duration
+from planner.decide.answers import Answer, Constraints, Estimate
 from planner.decide.contradictions import refuse_empty
-from planner.decide.estimation import Estimate, estimate
-from planner.decide.recommendation import Constraints, Recommendation, engines_within, run_seconds
+from planner.decide.estimation import estimate
+from planner.decide.recommendation import engines_within, run_seconds
 from planner.decide.search import rank
 from planner.decide.space import proposed
 from planner.engines import engine_of
@@ -42,13 +43,13 @@ class WhyNot(msgspec.Struct, frozen=True):
     sentence: str
 
 
-def why_not(found: Recommendation, text: str) -> WhyNot:
+def why_not(found: Answer, text: str) -> WhyNot:
     """What excludes the layout that `text` names ("dp_shard=8,tp=4"); fields it leaves out are as in the best one.
 
     Data-parallel sizes that are left out fill the GPUs, accumulation the global batch. Where the best one's fields
     break a rule beside those named, the best layout that has those named is looked at instead.
     """
-    question = found.answer.question
+    question = found.question
     named = _parsed(text)
     for name, value in named.items():
         pinned = question.pins.given(name) if name in OPTIONS else None
@@ -80,7 +81,7 @@ def _searched(question: Question, limits: Constraints, named: dict[str, Any]) ->
     launched = tuple(engine for engine in engines_within(question, limits) if engine in able)
     for engines, rules in ((launched, None if limits.any_runtime else launch_rules), (able, None)):
         ranking = rank(asked, 1, engines=engines, more_rules=rules, tie=limits.tie)
-        layout = ranking.simplest.layout if ranking.simplest else ranking.smallest
+        layout = ranking.star.layout if ranking.star else ranking.smallest
         if layout is not None:
             return layout, None
         if ranking.interrupted:
@@ -117,13 +118,13 @@ def _blamed(question: Question, limits: Constraints, named: dict[str, Any], layo
     raise AssertionError("the rule is broken")
 
 
-def _base(found: Recommendation) -> Layout:
+def _base(found: Answer) -> Layout:
     """The recommended layout, or the nearest to one."""
-    if not found.answer.estimates:
+    if not found.estimates:
         raise PlannerError(
             "why_not", None, "has no layout to be compared with: nothing is legal", "Change the question"
         )
-    return found.answer.estimates[0].case.layout
+    return found.estimates[0].case.layout
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -193,16 +194,16 @@ def _filled(layout: Layout, gpus: int, named: dict[str, Any]) -> Layout:
     return msgspec.structs.replace(layout, dp_replicate=copies, dp_shard=shards)
 
 
-def _judged(found: Recommendation, one: Estimate) -> tuple[str, str]:
+def _judged(found: Answer, one: Estimate) -> tuple[str, str]:
     """(kind, sentence) of a legal layout."""
-    best = found.answer.estimates[0]
+    best = found.estimates[0]
     if not one.fits:
         return "memory", f"{one.reasons[0]}."
     if not one.launchable and not found.constraints.any_runtime:
         return "backend", f"cannot be launched: {one.refusal}."
-    if one.case.layout == best.case.layout and found.answer.recommended == 0:
+    if one.case.layout == best.case.layout and found.recommended == 0:
         return "best", "It is the recommended layout."
-    run_s, limit_s = run_seconds(found.answer.question, found.constraints, [one]), found.constraints.deadline_s
+    run_s, limit_s = run_seconds(found.question, found.constraints, [one]), found.constraints.deadline_s
     if run_s is not None and limit_s is not None and run_s > limit_s:
         return "deadline", f"The run would take {format_duration(run_s)}, the deadline is {format_duration(limit_s)}."
     if one.time.step_s is None or best.time.step_s is None:

@@ -25,16 +25,17 @@ from planner.spec.calibration import Coefficients
 
 
 def pipeline_seconds(
-    case: Case, units: dict[str, Passes], known: Coefficients, conditions: Conditions = NONE
+    case: Case, units: dict[str, Passes], known: Coefficients, conditions: Conditions = NONE, *, least: bool = False
 ) -> tuple[Number, Slowest | None, Chunks | None]:
     """From the first forward to the last backward: all passes one after the other without a pipeline, the schedule
-    played out for one layout of stages (with its slowest, and what was played), and a bound below it for columns."""
+    played out for one layout of stages (with its slowest, and what was played), and a bound below it for columns, or
+    where the `least` is asked for."""
     layout = case.layout
     if not case.pipelined:
         passes = on_stage(case, units)
         return layout.grad_accum * (passes.forward_s + passes.backward_s), None, None
     p2p_s = _send_seconds(case, known, conditions)
-    if is_column(layout.pp, layout.grad_accum, layout.micro_batch_size, layout.tp, layout.cp, layout.dp_shard):
+    if least or is_column(layout.pp, layout.grad_accum, layout.micro_batch_size, layout.tp, layout.cp, layout.dp_shard):
         return _pipeline_bound_s(case, units, p2p_s), None, None
     forward, backward = ([float(one) for one in passes_s] for passes_s in _chunk_seconds(case, units))
     if conditions.poll_s:

@@ -45,6 +45,7 @@ from planner.figures.stepparts import PHASES, Moved, PhaseWaits, StepParts, Wait
 from planner.figures.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Work, unit_work
 from planner.inventory.optimizers import matrix_flops, moved_bytes
 from planner.parallelism.case import LAYERS, UNITS, Case
+from planner.spec import Layout
 from planner.spec.calibration import Calibration, Coefficients
 
 CLIP_ACCESSES = 3
@@ -273,21 +274,43 @@ def waits_of(
     return Waits(phases, moved, moved_s)
 
 
-def least_step_seconds(case: Case, calibration: Calibration) -> Number | None:
+KnownPasses = dict[Layout, dict[str, Passes] | None]
+"""What one occurrence of each unit takes, by `of_same_passes`."""
+
+
+def least_step_seconds(case: Case, calibration: Calibration, known: KnownPasses | None = None) -> Number | None:
     """A bound below a step's seconds: the pipeline's passes, of the parts that `step_parts` adds up. None where the
-    device's rates are unknown."""
+    device's rates are unknown. `known` keeps the passes of single layouts, which many share."""
     staged, of_staged = distinct_layouts(case, "pp", *SPLITS)
     split, of_split = distinct_layouts(staged, *SPLITS)
-    known, work = coefficients(case, calibration), unit_work(split)
-    device = device_of(split, work, known)
+    passes = _least_passes(split, calibration) if known is None else None
+    if known is not None:
+        key = of_same_passes(case.layout)
+        if key not in known:
+            known[key] = _least_passes(split, calibration)
+        passes = known[key]
+    if passes is None:
+        return None
+    both = {unit: Passes(*map(of_split, one)) for unit, one in passes.items()}
+    return of_staged(pipeline_seconds(staged, both, coefficients(case, calibration), NONE, least=True)[0])
+
+
+def _least_passes(case: Case, calibration: Calibration) -> dict[str, Passes] | None:
+    """What one occurrence of each unit takes; None where the device's rates are unknown."""
+    known, work = coefficients(case, calibration), unit_work(case)
+    device = device_of(case, work, known)
     if device is None:
         return None
-    loads = loads_by_unit(split, work, device)
-    both = {
-        unit: Passes(*map(of_split, passes_of(loads[unit], device, waiting)))
-        for unit, waiting in waited_of(split, known, device).items()
-    }
-    return of_staged(pipeline_seconds(staged, both, known, NONE)[0])
+    loads = loads_by_unit(case, work, device)
+    return {unit: passes_of(loads[unit], device, waiting) for unit, waiting in waited_of(case, known, device).items()}
+
+
+def of_same_passes(layout: Layout) -> Layout:
+    """One layout for all whose passes through a unit are the same: ranks of data parallelism and the number of stages
+    are left out."""
+    return msgspec.structs.replace(
+        layout, dp_replicate=1, dp_shard=1, pp=min(layout.pp, 2), virtual_stages=1, pp_schedule="1f1b"
+    )
 
 
 def whole_pass_seconds(case: Case, calibration: Calibration) -> float:

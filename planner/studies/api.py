@@ -16,11 +16,10 @@ from planner.ask.question import Question
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.output import may_write, write_whole
 from planner.basics.quantities import duration_s, large_count, share, whole
-from planner.decide import estimation, planning
-from planner.decide.answers import Answer, Estimate
+from planner.decide import planning, strategies
+from planner.decide.answers import Answer, Constraints, Estimate
 from planner.decide.explanation import Explanation, explain
-from planner.decide.recommendation import Constraints, Recommendation
-from planner.decide.ties import TIE
+from planner.decide.star import TIE
 from planner.spec import inputs
 from planner.spec.options import OPTIONS, Option
 from planner.spec.plan import Plan, encode_plan, read_plan
@@ -29,7 +28,7 @@ from planner.studies.fit import DEFAULT_MAX_GPUS
 from planner.studies.objectives import OBJECTIVES, Reached
 
 __all__ = [
-    "Answer", "Estimate", "Explanation", "Plan", "PlannerError", "Recommendation", "estimate", "explain", "plan_of",
+    "Answer", "Estimate", "Explanation", "Plan", "PlannerError", "estimate", "explain", "plan_of",
     "read_plan", "recommend", "write_plan",
 ]  # fmt: skip
 
@@ -62,7 +61,7 @@ def estimate(**given: Value) -> Answer:
     `explain` has every figure's formula and source. Raises PlannerError (field, value, rule, nearest fix) for what the
     command line refuses.
     """
-    return estimation.answer(options.question(checked(given)))
+    return strategies.answer(options.question(checked(given)))
 
 
 def recommend(
@@ -77,7 +76,7 @@ def recommend(
     samples: Number | None = None,
     tie: Number | None = None,
     **given: Value,
-) -> Recommendation:
+) -> Answer:
     """Search every layout as `planner recommend` does: up to `top` of the best that fit and can be launched.
 
     `answer.estimates` are Estimates: the simplest of those that take at most the share `tie` longer than the fastest

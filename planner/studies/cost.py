@@ -15,8 +15,8 @@ from planner.ask.question import Question, warnings
 from planner.basics.arith import Number, by_value
 from planner.basics.errors import PlannerError
 from planner.basics.formula import formula
-from planner.decide.estimation import Estimate
-from planner.decide.recommendation import FREE, Constraints, recommend
+from planner.decide.answers import FREE, Constraints, Estimate
+from planner.decide.recommendation import recommend
 from planner.figures.passes import coefficients
 from planner.figures.saving import DALY, HOUR_S, checkpoint_seconds, cluster_mtbf_s, daly_interval_s, size_of
 from planner.figures.steptime import scalar

@@ -16,8 +16,8 @@ from planner.ask.question import Question, headroom_of, warnings
 from planner.basics.edge import boundary
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
-from planner.decide.estimation import Estimate
-from planner.decide.recommendation import FREE, Constraints, recommend
+from planner.decide.answers import FREE, Constraints, Estimate
+from planner.decide.recommendation import recommend
 from planner.parallelism.rules import divisors
 from planner.spec.options import DEFAULT_SEQ_STEP, LARGEST_BATCH, LARGEST_SEQ
 from planner.studies.reply import Reply, Resize, ask, reply_of, summary

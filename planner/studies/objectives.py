@@ -13,8 +13,8 @@ import msgspec
 from planner.ask.question import Question
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
-from planner.decide.estimation import Answer
-from planner.decide.recommendation import FREE, Constraints, Recommendation, among_methods, recommend
+from planner.decide.answers import FREE, Answer, Constraints
+from planner.decide.recommendation import among_methods, recommend
 from planner.studies.fit import Fitted, fit
 from planner.studies.reply import Resize
 
@@ -26,7 +26,7 @@ class Reached(msgspec.Struct, frozen=True):
     """The recommendation of the question as the objective changed it, and what it found (None: just the fastest)."""
 
     objective: str
-    found: Recommendation
+    found: Answer
     fitted: Fitted | None = None
 
 
@@ -56,7 +56,7 @@ def reach(
     except Cancelled:  # before it found again what the edge has shown
         if fitted.best is None:
             raise
-    found = Recommendation(Answer(adapted, (fitted.best,), {}, 0), 0, {}, interrupted=True)
+    found = Answer(question=adapted, estimates=(fitted.best,), recommended=0, interrupted=True)
     return Reached(objective, found, fitted)
 
 

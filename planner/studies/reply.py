@@ -13,8 +13,8 @@ import msgspec
 from planner.ask.question import Question
 from planner.basics.errors import PlannerError
 from planner.basics.units import format_duration
-from planner.decide.estimation import Estimate
-from planner.decide.recommendation import FREE, Constraints, Recommendation, recommend
+from planner.decide.answers import FREE, Answer, Constraints, Estimate
+from planner.decide.recommendation import recommend
 from planner.figures.steptime import scalar
 
 Resize = Callable[[int | None], Question]
@@ -41,9 +41,9 @@ def ask(question: Question, constraints: Constraints = FREE) -> Reply:
         return Reply(None, error.sentence, refused=True)
 
 
-def reply_of(found: Recommendation) -> Reply:
+def reply_of(found: Answer) -> Reply:
     """The first layout, or why it is none."""
-    shown, place = found.answer.estimates, found.answer.recommended
+    shown, place = found.estimates, found.recommended
     if place is not None:
         return Reply(shown[place], interrupted=found.interrupted)
     if shown:

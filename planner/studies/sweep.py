@@ -16,8 +16,8 @@ from planner.basics.arith import Number
 from planner.basics.errors import PlannerError
 from planner.basics.formula import formula
 from planner.basics.progress import Cancelled
-from planner.decide.estimation import Estimate
-from planner.decide.recommendation import Constraints, recommend
+from planner.decide.answers import Constraints, Estimate
+from planner.decide.recommendation import recommend
 from planner.figures.passes import coefficients
 from planner.figures.steptime import scalar
 from planner.spec.calibration import as_used

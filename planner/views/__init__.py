@@ -5,7 +5,7 @@ Not here: any figure, or the tables of one answer (render.py).
 
 from __future__ import annotations
 
-from planner.decide.estimation import Estimate
+from planner.decide.answers import Estimate
 
 
 def strategy_text(one: Estimate) -> str:

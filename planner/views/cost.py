@@ -9,7 +9,6 @@ import math
 
 from planner.basics.tabletext import table
 from planner.basics.units import format_bytes, format_duration
-from planner.decide.estimation import Answer
 from planner.studies.cost import Cost
 from planner.views import strategy_text
 from planner.views.render import (
@@ -28,7 +27,7 @@ def cost_text(found: Cost) -> str:
     best, question = found.best, found.question
     batch = best.case.layout.global_batch_size
     parts = [
-        headline(Answer(question, (), {}, None)),
+        headline(question),
         f"{strategy_text(best)}: {layout_text(best.case.layout)}, global batch {batch}, "
         f"step {seconds_text(best.time.step_s)}, {count_text(best.throughput.tokens_per_s)} tokens/s",
         "",

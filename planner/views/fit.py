@@ -6,7 +6,6 @@ Not here: any figure (planner.studies.fit).
 from __future__ import annotations
 
 from planner.basics.tabletext import table
-from planner.decide.estimation import Answer
 from planner.studies.fit import Fits, Fitted
 from planner.views import strategy_text
 from planner.views.phase import ON_CARD
@@ -24,7 +23,7 @@ FIGURES = ("layout", "micro x accum", ON_CARD, "band", "fits", "step", "tokens/s
 def fit_text(found: Fits) -> str:
     """The table, then what stops each."""
     head = ("", "what fits", "strategy", *FIGURES)
-    parts = [headline(Answer(found.question, (), {}, None)), "", table(head, [_row(one) for one in found.found], 4), ""]
+    parts = [headline(found.question), "", table(head, [_row(one) for one in found.found], 4), ""]
     parts += [f"{NAMES[one.quantity]}: {limit_text(one)}{_offloaded(one)}" for one in found.found]
     parts += [f"{NAMES[quantity]}: not searched, {reason}." for quantity, reason in found.fixed.items()]
     best = [one.best for one in found.found if one.best is not None]

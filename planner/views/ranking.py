@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from planner.basics.tabletext import table
 from planner.basics.units import format_bytes, format_duration
+from planner.decide.answers import Answer, Estimate
 from planner.decide.candidates import Candidate
-from planner.decide.estimation import Estimate
-from planner.decide.reasons import METHODS
-from planner.decide.recommendation import Recommendation, differences
 from planner.decide.walker import FRONT_SPAN
-from planner.decide.whynot import SAME, WhyNot
+from planner.decide.whynot import WhyNot
 from planner.figures.saving import advice, advice_text
 from planner.spec import Layout
 from planner.studies.objectives import Reached
@@ -22,12 +20,14 @@ from planner.views.render import (
     REASON_COLUMNS,
     assumed_text,
     batch_text,
+    changes,
     headline,
     host_text,
     layout_text,
     layouts_table,
     only_offloaded,
     seconds_text,
+    star_text,
     trust_text,
     verdicts_text,
     way_out,
@@ -35,22 +35,19 @@ from planner.views.render import (
     why_text,
 )
 
-OWN_COLUMN = ("engine", "micro_batch_size", "grad_accum")
-"""Fields that the table shows in columns of their own."""
-
 
 def ranking_text(reached: Reached, why_not: WhyNot | None = None) -> str:
     """Objective, table, notes, verdict, counts, Pareto front, the named layout, and the reasons."""
     found = reached.found
-    shown = found.answer.estimates
-    parts = [headline(found.answer), *_objective(reached), ""]
+    shown = found.estimates
+    parts = [headline(found.question), *_objective(reached), ""]
     if shown:
         first = shown[0].case.layout
-        texts = [layout_text(first), *(differs_text(first, one.case.layout) for one in shown[1:])]
+        texts = [layout_text(first), *(", ".join(changes(first, one.case.layout)) or "same sizes" for one in shown[1:])]
         head = "layout" if len(shown) == 1 else "layout, then what differs"
-        parts += [layouts_table(shown, found.answer.recommended, texts, head), ""]
+        parts += [layouts_table(shown, found.recommended, texts, head), ""]
     parts += dict.fromkeys(f"{one.name}: {note}." for one in shown for note in _notes(one, found))
-    parts += [*assumed_text(found.answer.question, shown), *verdicts_text(shown), _verdict(reached)]
+    parts += [*assumed_text(found.question, shown), *verdicts_text(shown), _verdict(reached)]
     if shown:
         case = shown[0].case
         told = advice_text(advice(case.model, case.job, case.cluster))
@@ -60,7 +57,7 @@ def ranking_text(reached: Reached, why_not: WhyNot | None = None) -> str:
         parts += ["", *_front(found)]
     if why_not is not None:
         parts += ["", f"Why not {layout_text(why_not.layout)} ({_batch(why_not.layout)})? {why_not.sentence}"]
-    return "\n".join([*parts, *why_text(found.answer)])
+    return "\n".join([*parts, *why_text(found)])
 
 
 def _objective(reached: Reached) -> list[str]:
@@ -71,24 +68,11 @@ def _objective(reached: Reached) -> list[str]:
     return [f"{NAMES[fitted.quantity]}: {value}; {limit_text(fitted)}"]
 
 
-def differs_text(first: Layout, other: Layout) -> str:
-    """The fields that are not as in the first, but for those with a column of their own."""
-    changed = differences(first, other)
-    if "engine" in changed:
-        changed.pop("zero_stage", None)  # goes with the engine
-    told = [f"{name}={_value(value)}" for name, value in changed.items() if name not in OWN_COLUMN]
-    return ", ".join(told) or "same sizes"
-
-
-def _value(value: object) -> str:
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-
-
 def _batch(layout: Layout) -> str:
     return f"{layout.engine}, micro-batch {batch_text(layout)}"
 
 
-def _notes(one: Estimate, found: Recommendation) -> list[str]:
+def _notes(one: Estimate, found: Answer) -> list[str]:
     launch = [] if one.launchable else [one.refusal or ""]
     if found.constraints.any_runtime:
         return [*one.reasons, *(f"for later, cannot be launched from here: {why}" for why in launch)]
@@ -97,32 +81,16 @@ def _notes(one: Estimate, found: Recommendation) -> list[str]:
 
 def _verdict(reached: Reached) -> str:
     found = reached.found
-    trust = trust_text(found.answer.question.calibration, found.answer.estimates[:1])
+    trust = trust_text(found.question.calibration, found.estimates[:1])
     told = failure_text(reached)
     if told is not None:
         return f"{told[0].upper()}{told[1:]} {trust}".rstrip()
-    one = found.answer.estimates[0]
+    one = found.estimates[0]
     later = "" if one.launchable else " (for later: nothing launches it from here)"
     run = "" if found.run_s is None else f" The run takes {format_duration(found.run_s)} of the "
     run += "" if found.run_s is None else f"{format_duration(found.constraints.deadline_s)} allowed."
-    told = f"* recommended: {one.name}, {layout_text(one.case.layout)}{later}.{only_offloaded(found.answer)}{run}"
-    tie = f"\n{tie_text(found)}" if found.fastest else ""
-    return f"{told} {trust}".rstrip() + tie
-
-
-def tie_text(found: Recommendation) -> str:
-    """That the recommended layout ties with the fastest, which is named with what differs in it; nothing where it is
-    the fastest."""
-    if found.fastest is None or found.best is None:
-        return ""
-    first, other = found.best.case.layout, found.fastest.case.layout
-    differs = [differs_text(first, other)] if set(differences(first, other)) - {*OWN_COLUMN, "zero_stage"} else []
-    faster = "as fast" if found.slower < SAME else f"{found.slower:.2%} faster"
-    return (
-        f"It ties with the fastest, {', '.join([found.fastest.name, *differs])} ({batch_text(other)}), predicted "
-        f"{faster}: within {found.constraints.tie * 100:g} % predictions do not tell which is, and it is the simplest "
-        "(--tie 0 recommends the fastest)."
-    )
+    told = f"* recommended: {one.name}, {layout_text(one.case.layout)}{later}.{only_offloaded(found)}{run}"
+    return "\n".join([f"{told} {trust}".rstrip(), *star_text(found)])
 
 
 def failure_text(reached: Reached) -> str | None:
@@ -130,8 +98,8 @@ def failure_text(reached: Reached) -> str | None:
     found, told = reached.found, trouble(reached)
     if told is None:
         return None
-    too_large = not found.unlaunched and any(not one.fits for one in found.answer.estimates[:1])
-    way = way_out(found.answer) if too_large else ""
+    too_large = not found.unlaunched and any(not one.fits for one in found.estimates[:1])
+    way = way_out(found) if too_large else ""
     return f"{told} {way[0].upper()}{way[1:]}." if too_large else told
 
 
@@ -139,9 +107,9 @@ def trouble(reached: Reached) -> str | None:
     """Why nothing is recommended, and the best that can be had; None when something is."""
     found = reached.found
     fitted = reached.fitted
-    if found.answer.recommended is not None and (fitted is None or fitted.value is not None):
+    if found.recommended is not None and (fitted is None or fitted.value is not None):
         return None
-    shown = found.answer.estimates
+    shown = found.estimates
     nearest = f"{shown[0].name}, {layout_text(shown[0].case.layout)}" if shown else ""
     if found.missed:
         allowed, taken = format_duration(found.constraints.deadline_s), format_duration(found.run_s)
@@ -155,21 +123,14 @@ def trouble(reached: Reached) -> str | None:
         return f"nothing fits whose tensor parallel groups stay inside a {domain}; --tp {layout.tp} plans {nearest}."
     if shown[0].fits:
         return f"nothing is left within the constraints; the nearest is {nearest}."
-    even = ", not even with states in host memory" if found.answer.offload_tried else ""
+    even = ", not even with states in host memory" if found.offload_tried else ""
     needs = f"{format_bytes(shown[0].memory.device_bytes)} on the card"
     if shown[0].memory.host_node_bytes:
         needs += f" and {host_text(shown[0])} of a node's host memory"
-    if (other := found.adapted) is not None:
-        how = f"--method {other.case.job.method} --checkpoint DIR"
-        return (
-            f"{what_fits_not(found.answer)}{even}, but {METHODS[other.case.job.method]} does, "
-            f"{format_bytes(other.memory.device_bytes)} on the card ({how}); nearest to full training is {nearest} "
-            f"with {needs}."
-        )
-    return f"{what_fits_not(found.answer)}{even}; nearest to it is {nearest} with {needs}."
+    return f"{what_fits_not(found)}{even}; nearest to it is {nearest} with {needs}."
 
 
-def counts_text(found: Recommendation) -> str:
+def counts_text(found: Answer) -> str:
     """How many layouts were looked at in which way, and why not."""
     from textwrap import fill  # takes milliseconds, and only text needs it
 
@@ -185,7 +146,7 @@ def counts_text(found: Recommendation) -> str:
     return f"{counts}\n{fill(f'Rejected: {reasons}.', REASON_COLUMNS, subsequent_indent='  ')}"
 
 
-def _front(found: Recommendation) -> list[str]:
+def _front(found: Answer) -> list[str]:
     first = found.front[0]
     rows = [_point(one, first) for one in found.front]
     head = ("engine", "layout", "micro x accum", ON_CARD, "time/sequence", "slower by")

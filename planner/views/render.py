@@ -12,11 +12,12 @@ from planner.basics.arith import Number
 from planner.basics.tabletext import table
 from planner.basics.units import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
 from planner.decide.advice import advice
-from planner.decide.answers import seconds_of
+from planner.decide.answers import Answer, Estimate, serial_seconds_of
 from planner.decide.estimate_json import breakdown
-from planner.decide.estimation import Answer, Estimate
 from planner.decide.levers import Lever
 from planner.decide.reasons import reasons_of
+from planner.decide.recommendation import differences
+from planner.decide.star import TIE, parts_of
 from planner.engines.common import step_name
 from planner.figures.passes import coefficients
 from planner.figures.steptime import scalar
@@ -29,6 +30,10 @@ from planner.views.phase import ON_CARD, beside_text, typed
 
 NOT_KNOWN = "n/a"
 REASON_COLUMNS = 110
+OWN_COLUMN = ("engine", "micro_batch_size", "grad_accum")
+"""Fields that tables show in columns of their own."""
+LEAST_SHOWN = 0.0005
+"""Share of a step that is printed as more than nothing."""
 
 
 def layout_text(layout: Layout) -> str:
@@ -80,9 +85,8 @@ def size_text(model: ModelSpec) -> str:
     return f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
 
 
-def headline(found: Answer) -> str:
+def headline(question: Question) -> str:
     """What was asked, in one line, and below it what may not be what was meant."""
-    question = found.question
     cluster, job = question.cluster, question.job
     batch = "" if job.global_batch_size is None else f", global batch {job.global_batch_size}"
     asked = (
@@ -121,7 +125,7 @@ def _documents(job: TrainingJob) -> str:
 
 def answer_text(found: Answer) -> str:
     """The table of strategies, why some do not fit or are not there, the recommendation, and the reasons for it."""
-    parts = [headline(found), ""]
+    parts = [headline(found.question), ""]
     if found.estimates:
         parts += [layouts_table(found.estimates, found.recommended), ""]
     for one in found.estimates:
@@ -232,10 +236,55 @@ def _verdict(found: Answer) -> str:
     else:
         one = found.estimates[found.recommended]
         told = f"* recommended: {one.name}, {layout_text(one.case.layout)}.{only_offloaded(found)}"
-        if found.faster is not None:
-            ahead = seconds_of(one) / seconds_of(found.faster) - 1
-            told += f" {found.faster.name}, less simple, ties with it: predicted {ahead:.2%} faster."
-    return f"{told[0].upper()}{told[1:]} {trust_text(found.question.calibration, chosen)}".rstrip()
+    trust = trust_text(found.question.calibration, chosen)
+    return "\n".join([f"{told[0].upper()}{told[1:]} {trust}".rstrip(), *star_text(found)])
+
+
+def star_text(found: Answer) -> list[str]:
+    """Why the star is not the fastest, and what it costs where nothing overlaps, a sentence each."""
+    star, fastest, tie = found.best, found.fastest, found.constraints.tie
+    if star is None:
+        return []
+    told = []
+    if fastest is not None:
+        gain = f"{found.slower:.1%} faster" if found.slower >= LEAST_SHOWN else "as fast"
+        alike = parts_of(star.case.layout, 1) == parts_of(fastest.case.layout, 1)
+        better = "one that needs less memory" if alike else "simpler layout"
+        sent = format_volume(fastest.comm.wire_bytes_per_rank)
+        overlaps = serial_seconds_of(fastest) > serial_seconds_of(star) and found.slower >= LEAST_SHOWN
+        told.append(
+            f"{apart_text(star, fastest)} is {gain}{f' if all its {sent} overlap' if overlaps else ''}. Predictions "
+            f"within {tie:.0%} are a tie, so the {better} is recommended (--tie 0 recommends the fastest)."
+        )
+    safest = min(
+        (one for one in found.estimates if one.fits and one.case.job.method == star.case.job.method),
+        key=serial_seconds_of,
+        default=star,
+    )
+    if serial_seconds_of(safest) * (1 + TIE) < serial_seconds_of(star):
+        more = serial_seconds_of(star) / serial_seconds_of(safest) - 1
+        told.append(f"If nothing overlapped, {apart_text(star, safest)} would be {more:.0%} faster.")
+    return told
+
+
+def apart_text(first: Estimate, other: Estimate) -> str:
+    """Another layout by its name, with what the name does not say of how it differs from a first one."""
+    layout, batch = other.case.layout, batch_text(other.case.layout)
+    if other.name != first.name:
+        return f"{other.name} ({batch})"
+    return f"{other.name} ({', '.join([*changes(first.case.layout, layout), batch])})"
+
+
+def changes(first: Layout, other: Layout) -> list[str]:
+    """The fields that are not as in the first, but for those with a column of their own."""
+    changed = differences(first, other)
+    if "engine" in changed:
+        changed.pop("zero_stage", None)  # goes with the engine
+    return [f"{name}={_value(value)}" for name, value in changed.items() if name not in OWN_COLUMN]
+
+
+def _value(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 def only_offloaded(found: Answer) -> str:

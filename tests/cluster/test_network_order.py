@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from shaped import LAYOUTS, SHORT, pair, unusable
 
-from planner.decide.ties import TIE
+from planner.decide.star import TIE
 
 pytestmark = [
     pytest.mark.cluster,

@@ -16,7 +16,7 @@ from agents import TINY, run_warm
 from planner.ask.options import question
 from planner.basics import command
 from planner.cli import planner
-from planner.decide import estimation, planning
+from planner.decide import planning, strategies
 from planner.spec.plan import Plan
 from planner.spec.spans import COLLECTIVES, COMPUTE, read_profiles
 
@@ -30,7 +30,7 @@ def plan() -> Plan:
         "method": "full", "seq_len": "32", "micro_batch_size": "2", "grad_accum": "2", "steps": str(STEPS),
     })  # fmt: skip
     small = msgspec.structs.replace(asked, model=TINY)
-    return planning.plan_of(estimation.answer(small).estimates[0])
+    return planning.plan_of(strategies.answer(small).estimates[0])
 
 
 @pytest.mark.smoke

@@ -20,8 +20,8 @@ from planner.ask.meant import check_meant
 from planner.ask.options import question
 from planner.basics import command
 from planner.basics.errors import PlannerError
-from planner.decide.estimation import answer
 from planner.decide.planning import plan_of
+from planner.decide.strategies import answer
 from planner.spec.course import course, in_steps
 from planner.spec.inputs import named, resolved
 from planner.spec.plan import Plan, decode_plan, encode_plan, hash_of

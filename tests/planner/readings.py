@@ -20,8 +20,8 @@ from planner.ask.question import GROUP_AXES
 from planner.basics.errors import PlannerError
 from planner.basics.units import format_bytes, format_seconds, format_volume
 from planner.decide.answers import Answer, Estimate
-from planner.decide.estimation import answer
 from planner.decide.reasons import reasons_of
+from planner.decide.strategies import answer
 from planner.figures.steptime import Throughput
 from planner.inventory import parameters
 from planner.parallelism.rules import divisors

@@ -93,7 +93,7 @@ def test_recommend_answers_as_the_command(capfd):
     shown = {key: value for key, value in printed(capfd, line).items() if key not in ("objective", "why_not")}
 
     assert plain(recommendation.as_json_object(found)) == shown
-    assert found.best is found.answer.estimates[0]
+    assert found.best is found.estimates[0]
 
 
 def test_an_objective_changes_the_question_as_the_command_s_does(capfd):
@@ -101,7 +101,7 @@ def test_an_objective_changes_the_question_as_the_command_s_does(capfd):
 
     shown = printed(capfd, "recommend --model 8b --objective fewest-gpus --json")
 
-    assert found.answer.question.cluster.gpus == shown["objective"]["value"]
+    assert found.question.cluster.gpus == shown["objective"]["value"]
 
 
 def test_explain_derives_the_recommended_estimate_as_the_command(capfd):

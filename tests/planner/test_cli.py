@@ -213,7 +213,7 @@ def test_a_plan_that_cannot_be_written_leaves_nothing_behind(
 def test_nothing_that_fits_is_exit_code_3_and_writes_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     plan = tmp_path / "plan.json"
 
-    assert run("recommend", "--model", "405b", "--gpus", "8", "-o", str(plan)) == 3
+    assert run("recommend", "--model", "405b", "--gpus", "8", "--method", "full", "-o", str(plan)) == 3
     out, err = capsys.readouterr()
     assert "of host memory needed on each node of 2048.00 GiB" in out
     assert err.count("\n") == 1

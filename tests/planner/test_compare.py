@@ -26,7 +26,7 @@ def run(*arguments: str) -> int:
 
 
 def planned(**given_options: str) -> Plan:
-    return plan_of(recommend(options.question(given_options), 1).answer.estimates[0])
+    return plan_of(recommend(options.question(given_options), 1).estimates[0])
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from planner.ask import options
 from planner.basics.edge import boundary
 from planner.decide.candidates import Candidate, beats
-from planner.decide.estimation import answer
+from planner.decide.strategies import answer
 from planner.engines import deepspeed_stage12
 from planner.parallelism.case import Case
 from planner.spec import Layout, ModelSpec, TrainingJob, presets
@@ -159,7 +159,7 @@ def test_energy_is_of_gpus_and_hosts_times_the_site_s_share() -> None:
 # -- which layout is better --------------------------------------------------------------------------------------------
 def test_a_candidate_beats_another_that_is_slower_or_larger_and_in_nothing_better() -> None:
     def candidate(seconds: float, size: float) -> Candidate:
-        return Candidate(Layout(engine="fsdp2"), seconds, size)
+        return Candidate(Layout(engine="fsdp2"), seconds, size, seconds)
 
     one = candidate(1.0, 5.0)
     assert not beats(one, one) and not beats(one, candidate(1.0, 5.0))

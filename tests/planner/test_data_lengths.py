@@ -111,7 +111,7 @@ def test_the_answer_tells_of_it_in_json_and_beside_the_table(chats, capsys):
     assert command.exit_code(planner, ["estimate", *words, "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["notes"] == [one.removeprefix("note: ").removesuffix(".") for one in err.splitlines()]
-    assert "20 steps = 853 epochs of 3 examples; learning rate 0.0003" in err
+    assert "20 steps = 107 epochs of 3 examples; learning rate 0.0003" in err
     assert json.loads(out)["job"]["seq_len"] == 192
     for command_name in ("recommend", "explain"):
         assert command.exit_code(planner, [command_name, *words]) == 0

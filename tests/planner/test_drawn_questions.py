@@ -20,11 +20,11 @@ from planner.basics.errors import PlannerError
 from planner.basics.units import format_byte_range, format_bytes
 from planner.cli import planner
 from planner.decide.advice import WORTH, advice
-from planner.decide.answers import Answer, Estimate
+from planner.decide.answers import Answer, Constraints, Estimate
 from planner.decide.estimate_json import answer_dict
-from planner.decide.estimation import answer
 from planner.decide.planning import plan_of
-from planner.decide.recommendation import Constraints, recommend
+from planner.decide.recommendation import recommend
+from planner.decide.strategies import answer
 from planner.spec.options import OPTIONS
 from planner.studies.compare import compare
 from planner.studies.objectives import Reached

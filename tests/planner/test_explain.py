@@ -8,8 +8,8 @@ import pytest
 
 from planner.ask.options import question
 from planner.basics.formula import Step
-from planner.decide.estimation import answer
 from planner.decide.explanation import as_dict, derivation, folded, origins, origins_text, tree_text
+from planner.decide.strategies import answer
 from planner.parallelism.collectives import WIRE
 from planner.spec.calibration import calibration
 

@@ -16,8 +16,9 @@ from planner.basics import command
 from planner.basics.edge import boundary
 from planner.basics.errors import PlannerError
 from planner.cli import planner
-from planner.decide.estimation import answer
-from planner.decide.recommendation import Constraints, recommend
+from planner.decide.answers import Constraints
+from planner.decide.recommendation import recommend
+from planner.decide.strategies import answer
 from planner.studies.fit import Fitted, fit, gpu_sizes
 from planner.studies.reply import Resize
 from planner.views.fit import fit_text
@@ -41,7 +42,7 @@ def fitted(what: str, **given: Any) -> tuple[Question, Fitted]:
 
 def recommended(question: Question) -> bool:
     """Whether a layout fits and launches, with everything on the devices."""
-    return recommend(question, 1, Constraints(offload=False)).answer.recommended is not None
+    return recommend(question, 1, Constraints(offload=False)).recommended is not None
 
 
 def with_job(question: Question, **job: Any) -> Question:

@@ -27,7 +27,7 @@ from planner.ask.fromfile.sheet import Sheet, Understood
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.cli import planner
-from planner.decide import estimation, planning
+from planner.decide import planning, strategies
 from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
 from planner.inventory import parameters
 from planner.spec import Layout
@@ -233,7 +233,7 @@ def test_axolotls_bf16_means_what_its_engine_makes_of_it(changes: dict[str, Any]
 def layout_of(path: str | Path, **typed: Any) -> Layout:
     """The one layout a file and some options mean."""
     asked = merge.merged(fromfile.read(path), typed)
-    found = estimation.answer(options.question(asked.given))
+    found = strategies.answer(options.question(asked.given))
     assert len(found.estimates) == 1
     return found.estimates[0].case.layout
 
@@ -379,7 +379,7 @@ WORKLOAD = {"model": "tiny", "seq_len": "128", "method": "full"}
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 def test_what_the_executor_writes_for_a_plan_reads_back_as_its_layout(asked: dict[str, Any], tmp_path: Path):
     typed = WORKLOAD | {"gpus": "8", "cluster": "dgx-a100"} | asked
-    plan = planning.plan_of(estimation.answer(options.question(typed)).estimates[0])
+    plan = planning.plan_of(strategies.answer(options.question(typed)).estimates[0])
     backend = DeepSpeedBackend() if plan.layout.engine == "deepspeed" else AccelerateBackend()
     ((name, text),) = backend.files(plan).items()
     # Accelerate's file knows no batch; DeepSpeed's knows no ranks; recompute is the trainer's own.
@@ -388,7 +388,7 @@ def test_what_the_executor_writes_for_a_plan_reads_back_as_its_layout(asked: dic
     beside = WORKLOAD | {"cluster": "dgx-a100", "recompute": plan.layout.recompute} | rest
 
     again = merge.merged(fromfile.read(written(tmp_path, text, Path(name).name)), beside)
-    found = estimation.answer(options.question(again.given)).estimates[0].case
+    found = strategies.answer(options.question(again.given)).estimates[0].case
 
     assert resolved(found.layout, plan) == resolved(plan.layout, plan)
     assert found.job.precision == plan.job.precision

@@ -17,7 +17,8 @@ from test_fromfile import run
 
 from planner.ask import options
 from planner.ask.bounds import KEPT, Uncounted, qualified
-from planner.decide import estimate_json, estimation
+from planner.decide import estimate_json, strategies
+from planner.decide.answers import Answer
 from planner.views import render
 from tui import state
 
@@ -35,7 +36,7 @@ GPUS = ("h200", "a10g-24gb")
 """One that holds the model, and one that does not."""
 
 
-def asked(uncounted: Uncounted, **given: Any) -> estimation.Answer:
+def asked(uncounted: Uncounted, **given: Any) -> Answer:
     plain = {
         "model": "1b",
         "gpus": "2",
@@ -44,7 +45,7 @@ def asked(uncounted: Uncounted, **given: Any) -> estimation.Answer:
         "strategy": "ddp",
         "method": "full",
     }
-    return estimation.answer(msgspec.structs.replace(options.question(plain | given), uncounted=uncounted))
+    return strategies.answer(msgspec.structs.replace(options.question(plain | given), uncounted=uncounted))
 
 
 @pytest.mark.parametrize(("word", "kind"), [*itertools.product(("yes", "likely", "close", "no"), KINDS)])

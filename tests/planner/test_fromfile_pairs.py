@@ -184,11 +184,11 @@ LAYOUTS = [
 @pytest.mark.parametrize(("name", "engine", "axis"), LAYOUTS)
 def test_group_sizes_of_a_file_become_the_engine_that_has_them(name: str, engine: str, axis: str, tmp_path: Path):
     from planner.ask import options
-    from planner.decide import estimation
+    from planner.decide import strategies
 
     found = alone(tmp_path, nested(BY_ENGINE[name, engine], SIZES[name][axis], 2))
     given = {"gpus": "8", **({} if "base_model" in BY_ENGINE[name, engine] else {"model": "8b"})}
-    one = estimation.answer(options.question(merge.merged(found, given).given)).estimates[0]
+    one = strategies.answer(options.question(merge.merged(found, given).given)).estimates[0]
 
     assert one.case.layout.engine in ENGINES[engine].beside
     assert getattr(one.case.layout, axis) == 2

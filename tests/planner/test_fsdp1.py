@@ -8,9 +8,10 @@ import pytest
 from planner.ask import options
 from planner.ask.question import usual_runtime
 from planner.basics.errors import PlannerError
-from planner.decide.estimation import answer
-from planner.decide.recommendation import Constraints, recommend
+from planner.decide.answers import Constraints
+from planner.decide.recommendation import recommend
 from planner.decide.space import spaces
+from planner.decide.strategies import answer
 from planner.engines import engine_of
 from planner.figures.allocator import bytes_beside
 from planner.figures.host import host_terms

@@ -15,8 +15,8 @@ from planner.basics import command, contents
 from planner.basics.contents import Content, content_of
 from planner.basics.errors import PlannerError
 from planner.cli import planner
-from planner.decide.estimation import answer
 from planner.decide.planning import plan_of
+from planner.decide.strategies import answer
 from planner.spec import inputs
 from planner.spec.plan import Input, Plan, decode_plan, encode_plan, hash_of, read_plan
 

@@ -11,7 +11,7 @@ from families import whole_model
 from planner.ask.options import question
 from planner.ask.question import Question, case_of
 from planner.basics.errors import PlannerError
-from planner.decide.estimation import answer
+from planner.decide.strategies import answer
 from planner.engines import deepspeed_common, engine_of
 from planner.figures.memory import memory_breakdown
 from planner.figures.passes import matmul_rate, peak_flops

@@ -10,7 +10,7 @@ from planner.ask.options import question
 from planner.ask.question import case_of, warnings
 from planner.basics import command
 from planner.cli import planner
-from planner.decide.estimation import answer
+from planner.decide.strategies import answer
 from planner.engines import engine_of
 from planner.spec import Layout
 from planner.spec.engines import ENGINES

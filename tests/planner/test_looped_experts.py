@@ -7,9 +7,10 @@ import math
 import pytest
 
 from planner.ask.options import question
-from planner.decide.candidates import seconds_of_case
-from planner.decide.estimation import answer
-from planner.decide.recommendation import Constraints, recommend
+from planner.decide.answers import Constraints
+from planner.decide.candidates import seconds_per_sequence
+from planner.decide.recommendation import recommend
+from planner.decide.strategies import answer
 from planner.spec.engines import ENGINES, engines_with
 
 LOOPED = engines_with(lambda facts: facts.loops_experts)
@@ -37,13 +38,13 @@ def test_a_loop_of_experts_has_no_time_and_says_why(engine: str, model: str) -> 
     looped = engine in LOOPED and one.case.model.moe is not None
     assert (one.time.step_s is None) == looped
     assert any("experts one after the other" in reason for reason in one.reasons) == looped
-    assert math.isinf(seconds_of_case(asked, one.case)) == looped
+    assert math.isinf(seconds_per_sequence(asked, one.case)[0]) == looped
 
 
 def test_no_layout_with_a_loop_of_experts_is_ranked_before_one_with_a_time() -> None:
     asked = question(ASKED | {"model": "qwen3-30b-a3b", "global_batch_size": "16"})
 
-    found = recommend(asked, 5, Constraints(any_runtime=True)).answer.estimates
+    found = recommend(asked, 5, Constraints(any_runtime=True)).estimates
 
     timed = [one.time.step_s is not None for one in found]
     assert timed == sorted(timed, reverse=True) and timed[0]

@@ -31,8 +31,8 @@ from planner.calibrate.probe import (
     write_probe,
 )
 from planner.cli import planner
-from planner.decide.estimation import answer
 from planner.decide.planning import make_plan, plan_of
+from planner.decide.strategies import answer
 from planner.figures.comm import leaving_bytes
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import attention_seconds, matmul_seconds, memory_seconds

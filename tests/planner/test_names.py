@@ -23,8 +23,8 @@ from msgspec.structs import replace
 from planner.ask import options
 from planner.basics import names, quoting
 from planner.basics.errors import PlannerError, is_visible
-from planner.decide.estimation import answer
 from planner.decide.planning import plan_of
+from planner.decide.strategies import answer
 from planner.spec import presets
 from planner.spec.huggingface import config_dict
 from planner.spec.plan import PATHS as PLAN_PATHS

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 import planner as library
 from planner.ask.options import question
 from planner.cli import planner
-from planner.decide.estimation import answer
 from planner.spec import presets
 from planner.views.render import headline
 from tui import inputs
@@ -70,11 +69,11 @@ def test_a_network_that_is_none_is_refused_by_its_option(field: str, value: str)
     ],
 )
 def test_the_header_names_the_network_and_says_when_it_is_assumed(given: dict[str, str], said: str) -> None:
-    assert headline(answer(question(given))).splitlines()[0].endswith(f", {said}")
+    assert headline(question(given)).splitlines()[0].endswith(f", {said}")
 
 
 def test_one_node_has_no_network_to_name() -> None:
-    assert "between nodes" not in headline(answer(question(GIVEN | {"nodes": "1"})))
+    assert "between nodes" not in headline(question(GIVEN | {"nodes": "1"}))
 
 
 @pytest.mark.parametrize("name", presets.names("clusters"))

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from planner.ask.options import question
 from planner.basics.errors import PlannerError
-from planner.decide.recommendation import FREE, Constraints, _launched, _whole, recommend, seen_of
+from planner.decide.answers import FREE, Constraints
+from planner.decide.recommendation import _launched, _whole, recommend, seen_of
 from planner.decide.whynot import _parsed, why_not
 
 
@@ -40,7 +41,7 @@ def test_a_layout_is_whole_where_its_data_parallel_ranks_are_given() -> None:
 
 def test_the_layout_given_is_all_that_is_looked_at_and_its_own_front() -> None:
     found = recommend(DDP)
-    (one,) = found.answer.estimates
+    (one,) = found.estimates
     assert (found.considered, found.evaluated, found.pruned, found.rejected, found.front) == (1, 1, 0, {}, ())
     assert found.best is one and one.case.layout.dp_replicate == 8 and found.run_s is None and not found.missed
     (point,) = recommend(DDP, front=3).front
@@ -48,11 +49,11 @@ def test_the_layout_given_is_all_that_is_looked_at_and_its_own_front() -> None:
     assert point.seconds_per_sequence == pytest.approx(float(one.time.step_s or 0) / 16)
     large = asked(strategy="ddp", model="llama-3-70b")
     found = recommend(large, front=3)
-    assert found.best is None and found.front == () and found.answer.recommended is None
+    assert found.best is None and found.front == () and found.recommended is None
 
 
 def test_a_deadline_is_kept_by_a_run_that_takes_as_long() -> None:
-    step_s = float(recommend(DDP).answer.estimates[0].time.step_s or 0)
+    step_s = float(recommend(DDP).estimates[0].time.step_s or 0)
     run_s = step_s / 16 * 4000
     for factor, kept in ((1 + 1e-9, True), (1 - 1e-9, False)):
         found = recommend(DDP, constraints=Constraints(samples=4000, deadline_s=run_s * factor))
@@ -67,7 +68,7 @@ def test_a_backend_launches_the_layout_or_another_that_does_is_named() -> None:
         recommend(DDP, constraints=Constraints(backend="deepspeed"))
     planned = asked(strategy="ddp", precision="fp16")
     found = recommend(planned)
-    assert (found.best is None) is not found.answer.estimates[0].launchable
+    assert (found.best is None) is not found.estimates[0].launchable
     assert recommend(planned, constraints=Constraints(any_runtime=True)).best is not None
 
 
@@ -91,5 +92,5 @@ def test_what_is_named_is_read_field_by_field_and_judged() -> None:
     assert why_not(found, "micro_batch_size=4").kind == "fixed"
     assert why_not(found, "micro_batch_size=2").kind == "best"
     again = why_not(found, "recompute=full")
-    assert again.kind == "slower" and again.layout == replace(found.answer.estimates[0].case.layout, recompute="full")
+    assert again.kind == "slower" and again.layout == replace(found.estimates[0].case.layout, recompute="full")
     assert why_not(found, "engine=ddp,zero_stage=3").kind == "rule"

@@ -8,8 +8,8 @@ from planner.ask.fits import FITS_FROM
 from planner.ask.options import question, value
 from planner.ask.question import GROUP_AXES, Pins, Question
 from planner.basics.errors import PlannerError
-from planner.decide.estimation import answer
 from planner.decide.recommendation import recommend
+from planner.decide.strategies import answer
 from planner.decide.whynot import why_not
 from planner.inventory import default_lora
 from planner.spec import Layout, Lora, ModelSpec, Optimizer, Quantization, Recipe, TrainingJob

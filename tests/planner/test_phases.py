@@ -13,9 +13,9 @@ from planner.ask.options import question
 from planner.basics.errors import PlannerError
 from planner.basics.formula import Noted, trace, unrecorded
 from planner.cli import planner
-from planner.decide.estimation import answer
 from planner.decide.levers import LEAST, _regrouped, _steps, phase_bytes
 from planner.decide.phases import AT_WORK, IN_FLIGHT, SHARED, as_json_object, derived, explain_phase
+from planner.decide.strategies import answer
 from planner.figures.memory import memory_breakdown
 from planner.inventory.optimizers import two_moment_bytes
 from planner.parallelism.case import Case

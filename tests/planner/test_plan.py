@@ -7,8 +7,8 @@ import pytest
 
 from planner.ask import options
 from planner.basics.errors import PlannerError
-from planner.decide.estimation import answer
 from planner.decide.planning import plan_of
+from planner.decide.strategies import answer
 from planner.spec.plan import Plan, decode_plan, encode_plan, hash_of
 
 

@@ -15,9 +15,9 @@ from planner.basics import command
 from planner.basics.units import format_bytes, format_seconds, format_volume
 from planner.cli import planner
 from planner.decide.answers import Answer, Estimate
-from planner.decide.estimation import answer
 from planner.decide.reasons import RULES, reasons_of
 from planner.decide.recommendation import recommend
+from planner.decide.strategies import answer
 from planner.figures.comm import comm_volume
 from planner.figures.memory import memory_breakdown
 from planner.figures.steptime import step_time
@@ -54,7 +54,7 @@ def changed(one: Estimate, **fields: Any) -> Case:
 
 def alone(one: Estimate, found: Answer) -> dict[str, str]:
     """What is said when this one is the answer."""
-    return said(Answer(found.question, (one,), {}, 0))
+    return said(Answer(question=found.question, estimates=(one,), recommended=0))
 
 
 # -- what limits ---------------------------------------------------------------------------------------------------
@@ -438,14 +438,15 @@ def test_one_global_batch_for_all_changes_nothing():
 
 def test_accumulation_saves_memory_and_costs_the_time_that_it_costs():
     given = {"global_batch_size": "512"}
-    found = recommend(asked(**given)).answer
+    found = recommend(asked(**given))
     one = found.estimates[0]
     layout = one.case.layout
-    assert layout.grad_accum == 4
+    micro, accum = layout.micro_batch_size, layout.grad_accum
+    assert accum > 1
     together = changed(one, micro_batch_size=16, grad_accum=1)
     text = said(found)["accumulation_saves_memory"]
 
-    assert "all 16 sequences of a rank at once instead of 4 x 4" in text
+    assert f"all 16 sequences of a rank at once instead of {accum} x {micro}" in text
     assert f"{format_bytes(memory_breakdown(together).device_bytes)} on the card would be needed, more than" in text
     at_once = step_time(together, found.question.calibration).step_s
     assert text.startswith(f"Accumulation saves memory and costs time, {one.time.step_s / at_once - 1:.1%}: ")

@@ -18,10 +18,10 @@ from readings import Given, misread
 
 from planner.ask.options import question
 from planner.basics.errors import PlannerError
-from planner.decide.answers import Answer
-from planner.decide.estimation import answer
+from planner.decide.answers import Answer, Constraints
 from planner.decide.reasons import RULES, reasons_of
-from planner.decide.recommendation import Constraints, recommend
+from planner.decide.recommendation import recommend
+from planner.decide.strategies import answer
 
 # -- questions that are drawn ------------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ def asked(given: Given, whole_space: bool) -> Answer | None:
     """The answer; None where the options contradict each other, or the model."""
     try:
         if whole_space:
-            return recommend(question(given), 3, Constraints(any_runtime=True)).answer
+            return recommend(question(given), 3, Constraints(any_runtime=True))
         return answer(question(given))
     except PlannerError:
         return None

@@ -15,10 +15,12 @@ from planner.ask.question import Question
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.cli import planner
-from planner.decide.candidates import Candidate
+from planner.decide.answers import FREE, Constraints
+from planner.decide.candidates import Candidate, thing_of
 from planner.decide.capabilities import capabilities
 from planner.decide.reasons import reasons_of
-from planner.decide.recommendation import FREE, Constraints, among_methods, differences, recommend, thinned
+from planner.decide.recommendation import among_methods, differences, recommend, thinned
+from planner.decide.strategies import answer
 from planner.decide.whynot import why_not
 from planner.spec import Layout
 from planner.studies.objectives import OBJECTIVES, QUANTITIES, Reached, reach
@@ -54,9 +56,10 @@ def test_further_layouts_are_shown_by_what_differs(capsys: pytest.CaptureFixture
     for other in others:
         assert other["differs"]
         assert first["layout"] | other["differs"] == other["layout"]
+    assert len({thing_of(Layout(**one["layout"])) for one in found["estimates"]}) == 4
     assert run(*SIXTY_FOUR, "--top", "4") == 0
     text = capsys.readouterr().out
-    assert "then what differs" in text and "reshard_after_forward=off" in text
+    assert "then what differs" in text and "dp_replicate=2, dp_shard=32" in text
 
 
 def test_counts_say_what_was_looked_at_and_why_not(capsys: pytest.CaptureFixture[str]):
@@ -82,7 +85,7 @@ def test_the_front_trades_time_for_memory(capsys: pytest.CaptureFixture[str]):
 
 def test_a_front_is_thinned_to_its_ends_and_equal_steps_of_memory():
     layout = Layout(engine="ddp")
-    whole = tuple(Candidate(layout, 1.0 + place / 100, 2.0**-place) for place in range(9))
+    whole = tuple(Candidate(layout, 1.0 + place / 100, 2.0**-place, 1.0) for place in range(9))
 
     assert thinned(whole, 9) == whole
     assert [one.device_bytes for one in thinned(whole, 3)] == [1.0, 2.0**-4, 2.0**-8]
@@ -147,20 +150,20 @@ def test_a_missed_deadline_ends_with_3_and_the_best_possible(capsys: pytest.Capt
 
 def test_nothing_fits_ends_with_3_and_the_nearest(capsys: pytest.CaptureFixture[str]):
     asked = ("recommend", "--model", "70b", "--gpus", "2", "--no-offload-optimizer")
-    nearest = "deepspeed-ulysses, cp=2, recompute=full, ulysses with 540.72 GiB on the card"
+    nearest = "deepspeed-ulysses, cp=2, recompute=full, ulysses with 540.67 GiB on the card"
     assert run(*asked, "--method", "full") == 3
     assert f"nothing fits; nearest to it is {nearest}" in capsys.readouterr().err
 
 
 def test_nothing_fits_is_not_said_where_a_method_that_was_not_ruled_out_does(capsys: pytest.CaptureFixture[str]):
-    """On 4 x 4090 `estimate` starred LoRA and `recommend` said that nothing fits; with a checkpoint it is ranked."""
-    asked = ("recommend", "--model", "70b", "--gpus", "2", "--no-offload-optimizer")
-    assert run(*asked) == 3
+    """On 4 x 4090 `estimate` starred LoRA and `recommend` said that nothing fits."""
+    asked = ("--model", "70b", "--gpus", "2", "--no-offload-optimizer")
+    assert run("recommend", *asked) == run("estimate", *asked) == 0
     err = capsys.readouterr().err
-    assert "but LoRA does, 71.91 GiB on the card (--method lora --checkpoint DIR)" in err and "nothing fits" not in err
-    given = {"model": "70b", "gpus": "2", "checkpoint": "a-folder", "offload_optimizer": False}
-    found = among_methods(options.question(given), 1)
-    assert found.best is not None and found.best.case.job.method == "lora"
+    assert "ranked is lora" in err and "needs --checkpoint DIR" in err and "nothing fits" not in err
+    given = {"model": "70b", "gpus": "2", "offload_optimizer": False}
+    found, shown = among_methods(options.question(given), 1).best, answer(options.question(given)).best
+    assert found is not None and shown is not None and shown.case == found.case and found.case.job.method == "lora"
 
 
 def test_a_whole_layout_is_held_against_the_constraints(capsys: pytest.CaptureFixture[str]):
@@ -184,14 +187,14 @@ def test_a_whole_layout_is_held_against_the_constraints(capsys: pytest.CaptureFi
     ],
 )
 def test_sizes_alone_are_recommended_under_an_engine_that_can_be_launched(given: dict[str, str], engine: str):
-    found = recommend(asked(method="full", **given), 1).answer
+    found = recommend(asked(method="full", **given), 1)
 
     assert found.estimates[0].case.layout.engine == engine
     assert found.estimates[0].launchable
 
 
 def test_an_engine_of_the_nearest_that_runs_can_be_typed_as_a_runtime():
-    found = recommend(asked(runtime="deepspeed", dp_shard="64"), 1).answer
+    found = recommend(asked(runtime="deepspeed", dp_shard="64"), 1)
 
     assert found.estimates[0].case.runtime.name == "deepspeed-zero"
 
@@ -209,7 +212,7 @@ def test_sizes_that_nothing_launches_are_told_by_the_rule_of_an_engine_with_a_ba
 def test_a_backend_narrows_the_engine_that_sizes_mean():
     sizes = {"tp": "2", "dp_shard": "32", "method": "full"}
 
-    found = recommend(asked(**sizes), 1, Constraints(backend="deepspeed")).answer
+    found = recommend(asked(**sizes), 1, Constraints(backend="deepspeed"))
     assert found.estimates[0].case.layout.engine == "deepspeed-autotp"
     with pytest.raises(PlannerError, match="Use transformers"):
         recommend(asked(**sizes), 1, Constraints(backend="accelerate"))
@@ -229,18 +232,18 @@ def test_the_largest_micro_batch_of_one_gpu_is_what_is_recommended_there():
 
     one = reach("largest-micro-batch", options.question(given), options.resizable(given), max_gpus=1)
 
-    best = one.found.answer.estimates[one.found.answer.recommended]
+    best = one.found.estimates[one.found.recommended]
     assert (one.objective, best.fits) == ("largest-micro-batch", True)
     assert best.case.layout.micro_batch_size == one.fitted.value > 1
     larger = options.question(given | {"micro_batch_size": str(one.fitted.value + 1)})
-    assert not recommend(larger).answer.estimates[0].fits
+    assert not recommend(larger).estimates[0].fits
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", QUANTITIES)
 def test_an_objective_recommends_for_the_extreme_it_found(objective: str):
     one = reached(objective)
-    best = one.found.answer.estimates[one.found.answer.recommended]
+    best = one.found.estimates[one.found.recommended]
     value = {
         "fewest-gpus": best.case.layout.world_size,
         "largest-context": best.case.job.seq_len,
@@ -286,9 +289,9 @@ ONE_A_NODE = {"gpus_per_node": "1", "offload_optimizer": False, "method": "full"
 def test_nothing_is_recommended_that_its_own_reasons_call_wrong(given: dict[str, Any]):
     """W8: tp=128 over nodes of 8 was starred, and "Use tp=8 or less" said below it."""
     found = recommend(options.question(given), 3, ANY)
-    told = {reason.reason: reason.text for reason in reasons_of(found.answer)}
+    told = {reason.reason: reason.text for reason in reasons_of(found)}
 
-    assert found.answer.recommended is None or "leaves the" not in told.get("tensor_parallel_inside_the_node", "")
+    assert found.recommended is None or "leaves the" not in told.get("tensor_parallel_inside_the_node", "")
     assert found.rejected["tensor parallel groups leave the node"] > 0
 
 
@@ -296,12 +299,12 @@ def test_tensor_parallel_groups_over_nodes_are_planned_when_they_are_asked_for()
     given = {"model": "8b", "gpus": "2", "runtime": "transformers-tp", "optimizer": "sgd", **ONE_A_NODE}
     stray, wanted = recommend(options.question(given)), recommend(options.question(given | {"tp": "2"}))
 
-    assert (stray.stray, stray.answer.recommended) == (True, None)
+    assert (stray.stray, stray.recommended) == (True, None)
     assert trouble(Reached("fastest", stray)) == (
         "nothing fits whose tensor parallel groups stay inside a node; --tp 2 plans transformers-tp, tp=2."
     )
-    assert (wanted.stray, wanted.answer.recommended) == (False, 0)
-    assert wanted.answer.estimates[0].case.layout.tp == 2
+    assert (wanted.stray, wanted.recommended) == (False, 0)
+    assert wanted.estimates[0].case.layout.tp == 2
 
 
 @pytest.mark.parametrize("model", ["deepseek-v3", "mixtral-8x7b", "qwen3-30b-a3b"])
@@ -367,7 +370,7 @@ def test_only_what_was_typed_is_blamed(text: str):
 def test_two_layouts_of_one_time_and_size_are_told_apart_by_neither():
     """C3: "as fast as the best, but needs 42.99 GiB instead of 42.99 GiB"."""
     found = recommend(asked(method="full", global_batch_size="64", micro_batch_size="1"), 1)
-    layout = found.answer.estimates[0].case.layout
+    layout = found.estimates[0].case.layout
     twin = why_not(found, f"sync_each_micro_batch={not layout.sync_each_micro_batch}".lower())
 
     assert (twin.kind, twin.sentence) == (
@@ -396,7 +399,7 @@ def test_a_backend_and_a_deadline_exclude_too():
     refused = why_not(recommend(asked(), 1), "engine=fsdp2,offload_activations=on,recompute=full")
     assert refused.kind == "backend" and "not launchable" in refused.sentence
     best = recommend(asked(), 1)
-    hurried = Constraints(deadline_s=best.answer.estimates[0].time.step_s / 256 * 1.1 * 10**6, samples=10**6)
+    hurried = Constraints(deadline_s=best.estimates[0].time.step_s / 256 * 1.1 * 10**6, samples=10**6)
     late = why_not(recommend(asked(), 1, hurried), "recompute=full")
     assert late.kind == "deadline" and "the deadline is" in late.sentence
 
@@ -442,14 +445,14 @@ def test_every_method_that_an_engine_is_launched_with_is_in_its_space(engine: st
     gpus = "1" if engine == "single" else "16"
     found = recommend(asked(model="llama-3.1-8b", gpus=gpus, runtime=engine, method=method, seq_len="1024"), 1)
 
-    (best,) = found.answer.estimates
+    (best,) = found.estimates
     assert best.launchable and (best.case.layout.engine, best.case.job.method) == (engine, method)
 
 
 def test_adapters_are_recommended_in_a_pipeline_that_is_asked_for_by_its_size():
     found = recommend(asked(model="tiny-llama", cluster="localhost", gpus="2", pp="2", method="lora"), 1)
 
-    (best,) = found.answer.estimates
+    (best,) = found.estimates
     assert best.fits and best.launchable and best.case.layout.engine == "deepspeed-pipeline"
 
 

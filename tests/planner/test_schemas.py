@@ -19,8 +19,8 @@ from planner.ask import options
 from planner.basics import command
 from planner.calibrate.rows import Row
 from planner.cli import planner
-from planner.decide.estimation import answer
 from planner.decide.planning import plan_of
+from planner.decide.strategies import answer
 from planner.spec.plan import Collective, PhaseMemory, Plan, encode_plan
 from planner.spec.record import Attempt, BadStep, Measured, RunRecord, Wire
 

@@ -3,27 +3,28 @@ accounted for."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spaces import layouts_of
+from spaces import brute_force, layouts_of, things
 
 from planner.ask.question import Pins, Question, case_of, limit_bytes
-from planner.basics.progress import Progress
-from planner.decide import search, walker
+from planner.decide import blocks, search, walker
 from planner.decide.blocks import Block, as_column, blocks_of
 from planner.decide.bounds import memory_bound
-from planner.decide.candidates import Candidate, least_seconds_of_case, seconds_per_sequence
+from planner.decide.candidates import Candidate, LayoutFigures, least_seconds, seconds_per_sequence
 from planner.decide.search import rank
 from planner.decide.space import proposed
-from planner.decide.strategies import best_of
+from planner.decide.star import starred
+from planner.decide.strategies import answer
 from planner.engines import engine_of
 from planner.figures.memory import memory_breakdown
-from planner.figures.steptime import step_time
-from planner.parallelism.case import Case
 from planner.parallelism.rules import Rule, check
 from planner.parallelism.technique_rules import STRAY
 from planner.spec import Layout, TrainingJob, presets
@@ -39,25 +40,7 @@ def asked(model: str = "7b", gpus: int = 32, batch: int | None = None, **pins: o
     return Question(presets.model(model), cluster, TrainingJob(global_batch_size=batch), calibration(), Pins(**pins))
 
 
-def legal(case: Case) -> bool:
-    return all(rule.holds(case) for rule in engine_of(case.layout.engine).rules)
-
-
-def brute_force(question: Question, engines: tuple[str, ...]) -> list[tuple[float, float]]:
-    """(seconds a sequence, device bytes) of every layout that keeps the rules and fits, each costed alone."""
-    found = []
-    for layout in layouts_of(question, engines):
-        case = case_of(question, layout)
-        if not legal(case):
-            continue
-        size = memory_breakdown(case).device_bytes
-        if size <= limit_bytes(question, case):
-            seconds = step_time(case, question.calibration).step_s / layout.global_batch_size
-            found.append((float(seconds), size))
-    return sorted(found)
-
-
-def figures(candidates: tuple[Candidate, ...]) -> list[tuple[float, float]]:
+def figures(candidates: Sequence[Candidate]) -> list[tuple[float, float]]:
     return [(one.seconds_per_sequence, one.device_bytes) for one in candidates]
 
 
@@ -89,36 +72,50 @@ SMALL = {
 }
 
 
+WAYS = {"one by one": 10**9, "columns": 0}
+"""`few` of a search, by how it looks at a space."""
+
+
+@cache
+def truth_of(name: str) -> list[Candidate]:
+    return brute_force(*SMALL[name])
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SMALL)
-def test_the_search_returns_what_brute_force_returns(name: str):
-    question, engines = SMALL[name]
-    truth = brute_force(question, engines)
-    assert truth
+def test_the_search_returns_what_brute_force_returns(name: str, way: str):
+    (question, engines), truth = SMALL[name], truth_of(name)
+    one_batch = question.job.global_batch_size is not None
+    star = starred(truth, question.job.seq_len, one_batch=one_batch)
+    assert star is not None
 
     for k in (1, 5):
-        found = rank(question, k, engines=engines)
-        assert figures(found.best) == [pytest.approx(one, rel=1e-12) for one in truth[:k]]
+        found = rank(question, k, engines=engines, few=WAYS[way])
+        assert figures(found.best) == [pytest.approx(one, rel=1e-12) for one in figures(things(truth)[:k])]
+        assert found.star is not None and found.star.layout == star.layout
+    fastest = rank(question, engines=engines, few=WAYS[way], tie=0).star
+    assert fastest is not None and fastest.seconds_per_sequence == pytest.approx(truth[0].seconds_per_sequence)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "zero1", "zero3"])
 @pytest.mark.parametrize("name", ["every strategy of data parallelism, any batch", "activations in host memory"])
 def test_estimate_shows_each_strategy_as_fast_as_brute_force_finds_it(name: str, strategy: str):
+    """The space of one strategy is a part of the whole."""
     question = msgspec.structs.replace(SMALL[name][0], strategy=strategy)
     truth = brute_force(question, LAUNCHED)
+    assert truth
 
-    found = best_of(question, [question.asked_strategy])
+    (shown,) = answer(question).estimates
 
-    assert found is not None and truth
-    assert seconds_per_sequence(question, found[0]) == pytest.approx(truth[0][0], rel=1e-12)
-    case = case_of(question, found[0])
-    assert memory_breakdown(case).device_bytes <= limit_bytes(question, case)
+    star = starred(truth, question.job.seq_len, one_batch=question.job.global_batch_size is not None)
+    assert star is not None and shown.case.layout == star.layout and shown.name == strategy
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(SMALL)[:4])
 def test_the_front_is_what_no_layout_beats(name: str):
     question, engines = SMALL[name]
-    truth = unbeaten(brute_force(question, engines))
+    truth = unbeaten(figures(truth_of(name)))
 
     found = rank(question, 1, engines=engines, front=10**6)
 
@@ -129,7 +126,7 @@ def test_the_front_is_what_no_layout_beats(name: str):
 @pytest.mark.slow
 def test_a_deadline_leaves_what_keeps_it():
     question = asked(gpus=32)
-    truth = brute_force(question, LAUNCHED)
+    truth = figures(things(brute_force(question, LAUNCHED)))
     between = (truth[4][0] + truth[5][0]) / 2 if truth[4][0] < truth[5][0] else truth[5][0]
 
     found = rank(question, 1000, engines=LAUNCHED, slowest=between)
@@ -163,7 +160,8 @@ def test_every_layout_is_accounted_for(name: str):
 
     assert found.considered == all_looked_at.considered == len(layouts)
     assert all_looked_at.pruned == 0
-    assert len(all_looked_at.best) + sum(all_looked_at.rejected.values()) == len(layouts)
+    assert len(truth_of(name)) + sum(all_looked_at.rejected.values()) == len(layouts)
+    assert len(all_looked_at.best) == len(things(truth_of(name)))
 
 
 # -- the space -----------------------------------------------------------------------------------------------------
@@ -235,8 +233,9 @@ MODELS = ("7b", "gpt2", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3")
 def legal_blocks(engine: str, model: str, batch: int | None) -> tuple[Question, list[Block]]:
     """Blocks of one engine's space on 32 GPUs, the rows that keep its rules."""
     question = asked(model, 32, batch)
-    some = [search._legal(question, block, search.Counter(), None) for block in blocks_of(question, (engine,))]
-    return question, [block for block in some if block.size]
+    rules = [(rule.name, rule) for rule in engine_of(engine).rules]
+    some = [blocks.legal(question, block, rules, Counter()) for block in blocks_of(question, (engine,))]
+    return question, [block for block in some if block is not None]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -250,24 +249,26 @@ def test_no_layout_goes_below_its_bounds(engine: str, data: st.DataObject):
     rows = data.draw(st.lists(st.integers(0, block.size - 1), min_size=1, max_size=3, unique=True))
     columns = block.columns()
     memory = as_column(memory_bound(case_of(question, columns)), block.size)
-    seconds = as_column(seconds_per_sequence(question, columns), block.size)
-    least = as_column(least_seconds_of_case(question, case_of(question, columns)), block.size)
+    case = case_of(question, columns)
+    seconds, serial = (as_column(one, block.size) for one in seconds_per_sequence(question, case))
+    least = as_column(least_seconds(question, case), block.size)
 
-    assert (least <= seconds).all()
+    assert (least <= seconds).all() and (least <= serial).all() and (seconds <= serial * (1 + 1e-12)).all()
     for row in rows:
         layout: Layout = block.layout(row)
         exact = memory_breakdown(case_of(question, layout)).device_bytes
         assert memory[row] <= exact * (1 + 1e-12), layout
-        assert seconds[row] <= seconds_per_sequence(question, layout) * (1 + 1e-9), layout
+        exact_s, exact_serial = seconds_per_sequence(question, case_of(question, layout))
+        assert seconds[row] <= exact_s * (1 + 1e-9) and serial[row] <= exact_serial * (1 + 1e-9), layout
 
 
 @pytest.mark.parametrize("engine", ["megatron", "torchtitan", "deepspeed-pipeline", "fsdp2"])
 def test_the_cheap_bound_on_time_of_a_row_is_the_same_beside_any_others(engine: str) -> None:
     question, some = legal_blocks(engine, "deepseek-v2-lite", None)
     for block in some[::4]:
-        least = as_column(least_seconds_of_case(question, case_of(question, block.columns())), block.size)
+        least = as_column(least_seconds(question, case_of(question, block.columns())), block.size)
         for row in range(0, block.size, 1 + block.size // 3):
-            alone = least_seconds_of_case(question, case_of(question, block.only([row]).columns()))
+            alone = least_seconds(question, case_of(question, block.only([row]).columns()))
             assert float(as_column(alone, 1)[0]) == pytest.approx(least[row], rel=1e-12)
 
 
@@ -283,7 +284,7 @@ def test_bounds_asked_once_for_all_micro_batches_are_those_of_each_row() -> None
         case = case_of(question, block.columns())
         bound = as_column(memory_bound(case), block.size)
         kept = bound <= limit_bytes(question, case)
-        bounded = search._bounds(question, block, search.Counter(), search.Smallest(question, Progress()))
+        bounded, _ = blocks.bounds(LayoutFigures(question), block, math.inf)
         assert bounded.memory.tolist() == bound[kept].tolist()
     assert shared
 

@@ -6,6 +6,7 @@ Layouts are made by hand, figures by the tests. Not here: whole searches (test_s
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,16 @@ import msgspec
 import pytest
 
 from planner.ask.options import question
+from planner.ask.question import case_of
 from planner.basics.errors import PlannerError
 from planner.calibrate import collective
 from planner.calibrate.asked import CannotPredict
-from planner.decide import levers, network_reasons, search, smaller, walker
-from planner.decide.candidates import Candidate
+from planner.decide import blocks, levers, network_reasons, smaller, walker
+from planner.decide.blocks import as_column
+from planner.decide.bounds import memory_bound
+from planner.decide.candidates import Candidate, LayoutFigures
 from planner.decide.search import Ranking, together
-from planner.decide.walker import FRONT_SPAN, SMALLEST_OF_BLOCK, Smallest, Walker
+from planner.decide.walker import FRONT_SPAN, Smallest, Walker
 from planner.figures.stepparts import Slowest
 from planner.spec import Layout
 from planner.spec.options import OPTIONS
@@ -33,12 +37,13 @@ LIMITS = sweep.Constraints()
 
 
 def one(seconds: float, size: float, name: int = 1) -> Candidate:
-    return Candidate(Layout(engine="ddp", dp_replicate=8, micro_batch_size=name), seconds, size)
+    return Candidate(Layout(engine="ddp", dp_replicate=8 * name), seconds, size, seconds)
 
 
 def walks(k: int = 2, front: int = 0, slowest: float | None = None) -> Walker:
     smallest: Any = SimpleNamespace(walked=lambda layout, size: None)
-    return Walker(ASKED, k, slowest, front, smallest, SimpleNamespace(at=lambda done: None))  # type: ignore[arg-type]
+    progress: Any = SimpleNamespace(at=lambda done: None)
+    return Walker(LayoutFigures(ASKED), k, slowest, front, smallest, progress)
 
 
 # -- a walk through candidates ----------------------------------------------------------------------------------------
@@ -117,20 +122,33 @@ def test_a_run_that_finds_nothing_gives_up(most: int, ended: bool, monkeypatch: 
     assert found
 
 
-def test_the_smallest_is_walked_for_as_long_as_a_bound_is_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, asked = {1: 9.0, 2: 4.0, 3: 3.5, 4: 9.0}, list[int]()
-    monkeypatch.setattr(walker, "exact_bytes", lambda question, layout: asked.append(layout) or sizes[layout])
-    some = Smallest(ASKED, SimpleNamespace(at=lambda done: None))  # type: ignore[arg-type]
-    assert some.found() is None
-    block: Any = SimpleNamespace(size=4, layout=lambda row: row + 1)
-    some.offer(block, [8.0, 2.0, 3.0, 3.5])  # type: ignore[arg-type]
-    assert some.found() == 3 and asked == [2, 3]
-    import numpy as np
+def test_one_thing_is_among_the_best_once_by_its_fastest_layout() -> None:
+    walk = walks(k=3)
+    twins = [
+        each._replace(layout=msgspec.structs.replace(each.layout, micro_batch_size=micro))
+        for micro, each in enumerate((one(2.0, 5.0), one(1.0, 5.0), one(3.0, 1.0)), 1)
+    ]
+    for each in (*twins, one(1.5, 5.0, 2)):
+        walk._offer(each)
+    assert walk.best == [twins[1], one(1.5, 5.0, 2)]
 
-    large: Any = SimpleNamespace(size=20, layout=lambda row: row)
-    more = Smallest(ASKED, SimpleNamespace(at=lambda done: None))  # type: ignore[arg-type]
-    more.offer(large, np.arange(20.0)[::-1])
-    assert sorted(row for _, row in more._bounds) == list(range(20 - SMALLEST_OF_BLOCK, 20))
+
+def test_the_smallest_is_walked_for_as_long_as_a_bound_is_below_it() -> None:
+    sizes, asked = {1: 9.0, 2: 4.0, 3: 3.5, 4: 9.0}, list[int]()
+    figures: Any = SimpleNamespace(bytes=lambda layout: asked.append(layout) or sizes[layout])
+    progress: Any = SimpleNamespace(at=lambda done: None)
+    some = Smallest(figures, progress)
+    assert some.found() is None
+    some.offer(zip([8.0, 2.0, 3.0, 3.5], sizes, strict=True))  # type: ignore[arg-type]
+    assert some.found() == 3 and asked == [2, 3]
+
+
+def test_of_a_block_in_columns_a_few_of_least_bound_may_be_the_smallest() -> None:
+    block = max(blocks.blocks_of(ASKED), key=lambda one: one.size)
+    assert block.size > blocks.LEAST_OF_BLOCK
+    _, least = blocks.bounds(LayoutFigures(ASKED), block, math.inf)
+    bound = as_column(memory_bound(case_of(ASKED, block.columns())), block.size)
+    assert sorted(size for size, _ in least) == sorted(bound)[: blocks.LEAST_OF_BLOCK]
 
 
 def test_searches_of_spaces_that_share_nothing_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +160,13 @@ def test_searches_of_spaces_that_share_nothing_are_one(monkeypatch: pytest.Monke
     assert found.best == (one(1.0, 9.0, 1), one(2.0, 5.0, 4)) and found.front == (one(1.0, 9.0, 1), one(2.0, 0.5, 4))
     assert (found.considered, found.evaluated, found.pruned, found.unseen, found.interrupted) == (30, 9, 9, 7, True)
     assert found.rejected == {"a": 3, "b": 4} and found.smallest is None
-    monkeypatch.setattr(search, "exact_bytes", lambda question, layout: layout.micro_batch_size)
+    assert found.star == one(1.0, 9.0, 1) and not found.surely
+    sure = together([first, other._replace(surely=True)], 2, ASKED)
+    assert sure.best == other.best and sure.star == one(2.0, 5.0, 4) and sure.surely  # a `yes` comes before what fits
+    monkeypatch.setattr(LayoutFigures, "bytes", lambda self, layout: layout.dp_replicate)
     none = [Ranking((), (), one(0, 0, size).layout if size else None, 1, 0, 0, {}) for size in (4, 2, None)]
     smallest = together(none, 2, ASKED).smallest
-    assert smallest is not None and smallest.micro_batch_size == 2
+    assert smallest is not None and smallest.dp_replicate == 16
     assert together(none[2:], 2, ASKED).smallest is None and not together(none, 2, ASKED).interrupted
 
 
@@ -314,7 +335,7 @@ def test_a_plan_on_fewer_nodes_takes_the_most_and_its_own_engine_first(monkeypat
     def rank(question: Any, engines: tuple[str, ...], **rules: Any) -> Any:
         assert engines == (("ddp",) if question.pins.runtime else ("any",))
         tried.append((question.cluster.nodes, bool(question.pins.runtime), question.job.global_batch_size))
-        return SimpleNamespace(simplest=None)
+        return SimpleNamespace(star=None)
 
     monkeypatch.setattr(smaller, "rank", rank)
     known: Any = "calibration"

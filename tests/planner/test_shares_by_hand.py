@@ -251,9 +251,8 @@ def test_a_weight_that_is_packed_arrives_whole_and_codes_of_gptq_do_not() -> Non
 
 
 def found(**changes: Any) -> Any:
-    answer = SimpleNamespace(estimates=changes.pop("estimates", ()), recommended=changes.pop("recommended", None))
     usual = {"unlaunched": False, "stray": False, "interrupted": False, "missed": False, "rejected": {}, "run_s": None}
-    return SimpleNamespace(answer=answer, **(usual | changes))
+    return SimpleNamespace(**({"estimates": (), "recommended": None} | usual | changes))
 
 
 def test_the_three_commonest_reasons_are_told_commonest_first() -> None:

@@ -16,8 +16,8 @@ from planner.ask.question import case_of
 from planner.basics import command
 from planner.basics.units import format_bytes
 from planner.cli import planner
-from planner.decide.estimation import answer
 from planner.decide.planning import plan_of
+from planner.decide.strategies import answer
 from planner.figures.comm import comm_volume
 from planner.parallelism.groups import axis_groups, coordinates
 from planner.spec import Layout

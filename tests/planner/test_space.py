@@ -16,7 +16,6 @@ from planner.ask.question import MICRO_BATCHES, Pins, Question, checked_runtime,
 from planner.decide.blocks import blocks_of
 from planner.decide.nearest import nearest_launchable
 from planner.decide.space import ACCUMULATIONS
-from planner.decide.strategies import groups_of
 from planner.parallelism.case import Case
 from planner.spec import Cluster, Layout, ModelSpec, TrainingJob, presets
 from planner.spec.calibration import calibration
@@ -209,7 +208,7 @@ def test_a_named_strategy_is_the_part_of_the_space_of_its_name(strategy: Any) ->
     met = 0
     for gpus, batch, pins in product(SIZES, (None, 12), ({}, {"sync_each_micro_batch": True}, {"recompute": "full"})):
         question = asked(gpus, batch, strategy=strategy.name, **pins)
-        some = [layout for group in groups_of(question, [strategy]) for layout in group]
+        some = list(layouts_of(question))
         assert len(some) == len(set(some)) and set(some) == set(by_brute_force(question, strategy.engine))
         met += len(some)
     assert met

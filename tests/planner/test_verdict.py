@@ -17,14 +17,14 @@ from planner.ask.options import question
 from planner.basics import command
 from planner.basics.units import format_byte_range
 from planner.cli import planner
-from planner.decide.estimation import answer
+from planner.decide.strategies import answer
 from planner.spec.calibration import Bands
 from scripts.pages import fits
 from tui import inputs, state
 
 PROJECT = Path(__file__).resolve().parents[2]
 BANDS = Bands(memory_low=0.9, memory_middle=1.0, memory_high=1.4, time_low=0.8, time_high=1.5)
-SIX = {"model": "8b", "gpus": "6"}
+SIX = {"model": "13b", "gpus": "6"}
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,9 @@ def test_a_layout_is_slower_of_another_batch_larger_or_as_good(one: Any, kind: s
 
 def judged(one: Any, recommended: int | None = 0, **limits: Any) -> tuple[str, str]:
     known = {"any_runtime": False, "tie": 0.0, "deadline_s": None, "sequences": lambda question: 800} | limits
-    answer = SimpleNamespace(estimates=[BEST], recommended=recommended, question=None)
-    return _judged(SimpleNamespace(answer=answer, constraints=SimpleNamespace(**known)), one)  # type: ignore[arg-type]
+    limits = SimpleNamespace(**known)
+    found: Any = SimpleNamespace(estimates=[BEST], recommended=recommended, question=None, constraints=limits)
+    return _judged(found, one)
 
 
 def test_memory_comes_before_a_backend_a_backend_before_a_deadline_and_a_deadline_before_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,13 @@ SIZES = (8, 16, 32, 64, 128)
 
 def tried(predicted_s: float, measured_s: float | None, fits: bool = True) -> Tried:
     layout = Layout(engine="nanotron", micro_batch_size=int(predicted_s * 10))
-    return Tried(layout, predicted_s, fits, measured_s, int(measured_s is None), 1)
+    return made(layout, predicted_s, measured_s, fits=fits)
+
+
+def made(layout: Layout, predicted_s: float, measured_s: float | None, *, fits: bool = True, **more: Any) -> Tried:
+    known = {"serial_s": predicted_s, "device_gib": 1.0, "verdict": "yes" if fits else "no"} | more
+    return Tried(layout=layout, predicted_s=predicted_s, fits=fits, measured_s=measured_s,
+                 failed=int(measured_s is None), runs=1, **known)  # fmt: skip
 
 
 def test_a_ranking_counts_the_first_three_that_fit_in_the_order_of_prediction():
@@ -40,13 +47,15 @@ def test_a_layout_about_as_fast_as_the_fastest_among_the_first_three_is_close():
     assert not msgspec.structs.replace(one, layouts=(*one.layouts, tried(5, 0.9))).is_close
 
 
-def test_the_simplest_that_ties_with_the_fastest_comes_first():
+def test_the_star_comes_first_and_then_the_fastest():
     plain, complex_ = Layout(engine="nanotron", dp_replicate=8), Layout(engine="nanotron", dp_replicate=4, tp=2)
-    near, far = (Tried(plain, seconds, True, 1.0, 0, 1) for seconds in (1.01, 1.03))
-    fastest = Tried(complex_, 1.0, True, 1.0, 0, 1)
+    near, far = (made(plain, seconds, 1.0) for seconds in (1.04, 1.06))
+    fastest = made(complex_, 1.0, 1.0)
 
     assert Ranking("m", 8, 2048, (fastest, near, far)).order == [near, fastest, far]
     assert Ranking("m", 8, 2048, (fastest, far)).order == [fastest, far]
+    unsure = made(plain, 1.04, 1.0, verdict="likely")  # a `yes` comes before what only fits
+    assert Ranking("m", 8, 2048, (fastest, unsure)).order == [fastest, unsure]
 
 
 @pytest.mark.slow

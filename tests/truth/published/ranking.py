@@ -20,7 +20,9 @@ from planner.calibrate.fit import Fits
 from planner.calibrate.predict import Replayed, replay
 from planner.calibrate.samples import distinct, of_rows
 from planner.calibrate.score import RANKED
-from planner.decide.ties import simplest
+from planner.decide.candidates import Candidate, without_overlap
+from planner.decide.star import starred
+from planner.figures.steptime import step_time
 from planner.spec import Layout
 from planner.spec.calibration import UNCALIBRATED, Calibration, LinkEntry, calibration
 
@@ -31,11 +33,15 @@ CLOSE = 1.05
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """A layout with all its runs: predicted seconds, whether it is predicted to fit, the fastest run's seconds (None:
-    no run ended well), and runs that failed of how many."""
+    """A layout with all its runs: predicted seconds, and if nothing overlapped; GiB on the card; whether it is
+    predicted to fit, in a word and as far as is known; the fastest run's seconds (None: no run ended well), and runs
+    that failed of how many."""
 
     layout: Layout
     predicted_s: float
+    serial_s: float
+    device_gib: float
+    verdict: str | None
     fits: bool
     measured_s: float | None
     failed: int
@@ -52,10 +58,15 @@ class Ranking(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> list[Tried]:
-        """Layouts that fit as the planner proposes them: the simplest that ties with the fastest, then the fastest."""
+        """Layouts that fit as the planner proposes them: the star, then the fastest."""
         found = sorted((one for one in self.layouts if one.fits), key=lambda one: one.predicted_s)
-        first = simplest(found, lambda one: one.predicted_s, lambda one: one.layout, self.seq_len)
-        return [] if first is None else [first, *(one for one in found if one is not first)]
+        able = [one for one in found if one.verdict == "yes"] or found
+        candidates = [Candidate(one.layout, one.predicted_s, one.device_gib, one.serial_s) for one in able]
+        star = starred(candidates, self.seq_len, one_batch=True)
+        if star is None:
+            return []
+        first = able[candidates.index(star)]
+        return [first, *(one for one in found if one is not first)]
 
     @property
     def best_s(self) -> float:
@@ -89,7 +100,7 @@ def rankings(rows: Sequence[Asked], links: Sequence[LinkEntry] = ()) -> list[Ran
     left_out = holdout.left_out(
         samples, lambda one: one.model, lambda some: fits.calibration(some, "without a model"), timer
     )
-    found: dict[tuple[str, int, int, int], list[Replayed]] = {}
+    found: dict[tuple[str, int, int, int], list[tuple[Replayed, Calibration]]] = {}
     for model in distinct(samples, "model"):
         without = fits.calibration([one for one in samples if one.model != model], f"without {model}")
         known = tuple(bands([one for one in left_out if one.sample.model != model], []))
@@ -99,22 +110,34 @@ def rankings(rows: Sequence[Asked], links: Sequence[LinkEntry] = ()) -> list[Ran
             if one.case is not None:
                 layout = one.case.layout
                 work = model, layout.world_size, layout.global_batch_size, one.case.job.seq_len
-                found.setdefault(work, []).append(one)
+                found.setdefault(work, []).append((one, without))
     made = [
         Ranking(model, gpus, seq_len, tuple(_tried(them))) for (model, gpus, _, seq_len), them in sorted(found.items())
     ]
     return [one for one in made if sum(layout.measured_s is not None for layout in one.layouts) >= RANKED]
 
 
-def _tried(them: Sequence[Replayed]) -> Iterable[Tried]:
-    runs: dict[Layout, list[Replayed]] = {}
-    for one in them:
+def _tried(them: Sequence[tuple[Replayed, Calibration]]) -> Iterable[Tried]:
+    runs: dict[Layout, list[tuple[Replayed, Calibration]]] = {}
+    for one, known in them:
         if one.case is not None and one.predicted.step_time_s is not None:
-            runs.setdefault(one.case.layout, []).append(one)
+            runs.setdefault(one.case.layout, []).append((one, known))
     for layout, some in runs.items():
-        said, ran = some[0].predicted, [one.measured_step_s for one in some if one.measured_step_s is not None]
-        assert said.step_time_s is not None
-        yield Tried(layout, said.step_time_s, bool(said.fits), min(ran, default=None), len(some) - len(ran), len(some))
+        first, known = some[0]
+        said, ran = first.predicted, [one.measured_step_s for one, _ in some if one.measured_step_s is not None]
+        assert first.case is not None and said.step_time_s is not None and said.device_gib is not None
+        time = step_time(first.case, known)
+        yield Tried(
+            layout=layout,
+            predicted_s=said.step_time_s,
+            serial_s=said.step_time_s * float(without_overlap(time)) / float(time.step_s or 1),
+            device_gib=said.device_gib,
+            verdict=said.verdict,
+            fits=bool(said.fits),
+            measured_s=min(ran, default=None),
+            failed=len(some) - len(ran),
+            runs=len(some),
+        )
 
 
 def page(found: Iterable[Ranking]) -> str:
