@@ -94,18 +94,17 @@ def bounds(figures: LayoutFigures, block: Group, lost_s: float) -> tuple[Bounded
         least = figures.least_seconds(block.layout(block.size - 1))
         if least > lost_s:
             return BoundedGroup(block, [least] * block.size, [least] * block.size, [0.0] * block.size), []
-    lines = [(float(start), float(slope)) for start, slope in bound_lines(case_of(question, block.layout(0)))]
-    least_bytes = math.inf
-    seconds, serial, memories, batches = [], [], [], []
     smallest = block.layout(0)
-    limit = figures.limit(case_of(question, smallest))
+    case = case_of(question, smallest)
+    lines = [(float(start), float(slope)) for start, slope in bound_lines(case)]
+    limit, needed = figures.limit(case), list[float]()
+    seconds, serial, memories, batches = [], [], [], []
     for row, (micro, _) in enumerate(block.batches):
         live, layout = peak_at(lines, micro), block.layout(row)
         if row and live > limit:  # and larger micro-batches need more
             break
         memory = float(device_bytes(case_of(question, layout), live))
-        if not row:
-            least_bytes = memory
+        needed.append(memory)
         if memory <= limit:
             least = 0.0 if lost_s == math.inf else figures.least_seconds(layout)
             predicted, bare = (least, least) if least > lost_s else figures.seconds(layout)
@@ -113,7 +112,7 @@ def bounds(figures: LayoutFigures, block: Group, lost_s: float) -> tuple[Bounded
             serial.append(bare)
             memories.append(memory)
             batches.append(block.batches[row])
-    return BoundedGroup(block._replace(batches=tuple(batches)), seconds, serial, memories), [(least_bytes, smallest)]
+    return BoundedGroup(block._replace(batches=tuple(batches)), seconds, serial, memories), [(needed[0], smallest)]
 
 
 def best_first(bounded: Sequence[BoundedGroup]) -> list[tuple[float, int, int]]:

@@ -297,7 +297,7 @@ def copied_bytes(case: Case, finished: Number, content: Number) -> Number:
 
 
 def _spans(start: Number, content: Number, share: int) -> bool:
-    """Whether a number of elements from `start` on are of several ranks' partitions."""
+    """Whether the `content` elements from `start` on lie in the partitions of several ranks."""
     return bool(start // share != (start + content - 1) // share)
 
 

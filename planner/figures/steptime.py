@@ -283,8 +283,9 @@ def least_step_seconds(case: Case, calibration: Calibration, known: KnownPasses 
     device's rates are unknown. `known` keeps the passes of single layouts, which many share."""
     staged, of_staged = distinct_layouts(case, "pp", *SPLITS)
     split, of_split = distinct_layouts(staged, *SPLITS)
-    passes = _least_passes(split, calibration) if known is None else None
-    if known is not None:
+    if known is None:
+        passes = _least_passes(split, calibration)
+    else:
         key = of_same_passes(case.layout)
         if key not in known:
             known[key] = _least_passes(split, calibration)
