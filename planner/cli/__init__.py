@@ -145,7 +145,7 @@ def estimate(output: str | None, force: bool, from_file: str | None, as_json: bo
     """Every strategy at its best layout, or exactly the layout whose group sizes are given."""
     from planner.ask import options
     from planner.decide import estimate_json, strategies
-    from planner.views import render
+    from planner.views.answer import answer_text
 
     may_write(output, force)
     if from_file is not None:
@@ -153,7 +153,7 @@ def estimate(output: str | None, force: bool, from_file: str | None, as_json: bo
     question = options.question(given)
     with searching() as waiting:
         found = strategies.answer(question)
-    text = estimate_json.as_json(found) if as_json else render.answer_text(found)
+    text = estimate_json.as_json(found) if as_json else answer_text(found)
     return waiting.code(answered(text, found, output))
 
 
@@ -164,7 +164,7 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
     from planner.ask import fromfile, options
     from planner.ask.fromfile import merge
     from planner.decide import estimate_json, strategies
-    from planner.views import render
+    from planner.views.answer import answer_text
 
     read = merge.merged(fromfile.read(path), given)
     # A file of another's launcher is asked about; launching is asked where something is launched.
@@ -173,7 +173,7 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
         found = strategies.answer(question)
     say(merge.as_text(read), err=True)
     whole = estimate_json.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
-    text = msgspec.json.encode(whole) if as_json else render.answer_text(found)
+    text = msgspec.json.encode(whole) if as_json else answer_text(found)
     return waiting.code(answered(text, found, output))
 
 

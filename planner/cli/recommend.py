@@ -12,6 +12,7 @@ from typing import Any
 import click
 import msgspec
 
+from planner import library
 from planner.ask import options
 from planner.basics.output import may_write
 from planner.basics.progress import Cancelled
@@ -31,10 +32,10 @@ from planner.cli import (
 from planner.decide import whynot
 from planner.decide.recommendation import as_json_object as recommend_json
 from planner.spec.options import OPTIONS
-from planner.studies import api, objectives
-from planner.studies.api import MOST_SHOWN
+from planner.studies import objectives
 from planner.studies.objectives import OBJECTIVES
-from planner.views.ranking import ranking_text, trouble
+from planner.views.ranking import ranking_text
+from planner.views.verdict import trouble
 
 
 class Recommending(Asking):
@@ -75,13 +76,13 @@ def recommend(
 ) -> int:  # fmt: skip
     """The best layout that fits and can be launched, and the next best, of all engines."""
     may_write(output, force)
-    constraints = api.constraints(backend, any_runtime, deadline, tokens, samples, given, tie)
-    api.check_objective(objective, given)
+    constraints = library.constraints(backend, any_runtime, deadline, tokens, samples, given, tie)
+    library.check_objective(objective, given)
     question = options.question(given)
-    most, front = whole("top", top, 1, MOST_SHOWN) or 3, whole("pareto", pareto, 1, MOST_SHOWN) or 0
+    most, front = whole("top", top, 1, library.MOST_SHOWN) or 3, whole("pareto", pareto, 1, library.MOST_SHOWN) or 0
     answer = None
     with searching() as waiting:
-        reached = api.reach(objective, question, given, constraints, most, front)
+        reached = library.reach(objective, question, given, constraints, most, front)
         if why_not is not None and not waiting.interrupted:
             with suppress(Cancelled):
                 answer = whynot.why_not(reached.found, why_not)
@@ -93,7 +94,7 @@ def recommend(
         text: str | bytes = msgspec.json.encode(whole_answer)
     else:
         text = ranking_text(reached, answer, verbose=verbose)
-    told = trouble(reached)
+    told = trouble(reached.found, reached.fitted)
     if told is not None:
         say(text)
         unwritten = "" if output is None else f" {output} is not written."

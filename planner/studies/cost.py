@@ -13,6 +13,7 @@ import msgspec
 
 from planner.ask.question import Question, warnings
 from planner.basics.arith import Number, by_value
+from planner.basics.display import Displayed
 from planner.basics.errors import PlannerError
 from planner.basics.formula import formula
 from planner.decide.answers import FREE, Constraints, Estimate
@@ -122,7 +123,7 @@ class Reliability(msgspec.Struct, frozen=True):
     expected_failures: float | None
 
 
-class Cost(msgspec.Struct, frozen=True):
+class Cost(Displayed, msgspec.Struct, frozen=True):
     """`training_s` is the steps alone, `run_s` the wall clock with what is known of checkpoints and failures (equal
     when nothing is). `unknown` says what was not counted, and for want of what."""
 

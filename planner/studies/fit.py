@@ -13,6 +13,7 @@ import msgspec
 
 from planner.ask.offloading import ways_out
 from planner.ask.question import Question, headroom_of, warnings
+from planner.basics.display import Displayed
 from planner.basics.edge import boundary
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
@@ -52,7 +53,7 @@ class Fitted(msgspec.Struct, frozen=True):
     interrupted: bool = False
 
 
-class Fits(msgspec.Struct, frozen=True):
+class Fits(Displayed, msgspec.Struct, frozen=True):
     """The answers asked for, and those that the options leave no choice in, with the reason."""
 
     question: Question

@@ -13,6 +13,7 @@ import msgspec
 
 from planner.ask.question import Question, warnings
 from planner.basics.arith import Number
+from planner.basics.display import Displayed
 from planner.basics.errors import PlannerError
 from planner.basics.formula import formula
 from planner.basics.progress import Cancelled
@@ -67,7 +68,7 @@ class Point(msgspec.Struct, frozen=True):
         return None if self.best is None else scalar(self.best.throughput.tokens_per_s)
 
 
-class Sweep(msgspec.Struct, frozen=True):
+class Sweep(Displayed, msgspec.Struct, frozen=True):
     """`scaling` is "strong" (one global batch for all sizes) or "weak" (it grows with the GPUs, `sequences_per_gpu`
     each). More GPUs pay up to `pays_until`; `stops_at` is the first size whose step brings less than `worth`.
     `interrupted`: a watcher ended the search (progress.py), and the sizes not looked at have no layout."""

@@ -5,11 +5,12 @@ Not here: any figure (planner.studies.fit).
 
 from __future__ import annotations
 
-from planner.basics.tabletext import table
+from planner.basics.display import Block, Table, as_text, blocks_of
 from planner.studies.fit import Fits, Fitted
 from planner.views import strategy_text
 from planner.views.phase import ON_CARD
-from planner.views.render import NOT_KNOWN, cells, headline, host_text, trust_text, verdicts_text
+from planner.views.render import NOT_KNOWN, cells, headline, host_text
+from planner.views.verdict import trust_text, verdicts_text
 
 NAMES = {
     "gpus": "fewest GPUs",
@@ -21,9 +22,15 @@ FIGURES = ("layout", "micro x accum", ON_CARD, "band", "fits", "step", "tokens/s
 
 
 def fit_text(found: Fits) -> str:
+    """`planner fit` as text."""
+    return as_text(fit_view(found))
+
+
+@blocks_of.register(Fits)
+def fit_view(found: Fits) -> list[Block]:
     """The table, then what stops each."""
     head = ("", "what fits", "strategy", *FIGURES)
-    parts = [headline(found.question), "", table(head, [_row(one) for one in found.found], 4), ""]
+    parts: list[Block] = [headline(found.question), "", Table(head, tuple(map(_row, found.found)), 4), ""]
     parts += [f"{NAMES[one.quantity]}: {limit_text(one)}{_offloaded(one)}" for one in found.found]
     parts += [f"{NAMES[quantity]}: not searched, {reason}." for quantity, reason in found.fixed.items()]
     best = [one.best for one in found.found if one.best is not None]
@@ -34,7 +41,7 @@ def fit_text(found: Fits) -> str:
     fewest = next((one.value for one in found.found if one.quantity == "gpus" and one.value is not None), None)
     if fewest is not None and fewest > gpus and any(one.value is None and not one.interrupted for one in found.found):
         parts.append(f"{gpus} GPUs are too few: --gpus {fewest} is the smallest cluster that holds this job.")
-    return "\n".join(parts)
+    return parts
 
 
 def _row(one: Fitted) -> tuple[str, ...]:

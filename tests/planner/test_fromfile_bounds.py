@@ -19,7 +19,6 @@ from planner.ask import options
 from planner.ask.bounds import KEPT, Uncounted, qualified
 from planner.decide import estimate_json, strategies
 from planner.decide.answers import Answer
-from planner.views import render
 from tui import state
 
 CASES = Path(__file__).parent / "configs" / "third"
@@ -60,9 +59,9 @@ def test_a_verdict_says_no_more_than_a_bound_allows(word: str, kind: str):
 def test_text_json_and_explorer_say_the_same_bound(kind: str, gpu: str):
     sure = asked(Uncounted(), gpu=gpu).estimates[0]
     found = asked(KINDS[kind], gpu=gpu)
-    text, said = render.answer_text(found), msgspec.json.decode(estimate_json.as_json(found))
+    text, said = answer_text(found), msgspec.json.decode(estimate_json.as_json(found))
     one, word = said["estimates"][0], qualified(sure.verdict, KINDS[kind])
-    shown = state._shown({}, found.estimates[0], found.question)
+    shown = shown_layout(found.estimates[0], found.question)
 
     assert found.estimates[0].memory == sure.memory
     assert (one["verdict"], shown.verdict) == (word, word)

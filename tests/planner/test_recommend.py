@@ -23,8 +23,8 @@ from planner.decide.recommendation import among_methods, differences, recommend,
 from planner.decide.strategies import answer
 from planner.decide.whynot import why_not
 from planner.spec import Layout
-from planner.studies.objectives import OBJECTIVES, QUANTITIES, Reached, reach
-from planner.views.ranking import trouble
+from planner.studies.objectives import OBJECTIVES, QUANTITIES, reach
+from planner.views.verdict import trouble
 
 SIXTY_FOUR = ("recommend", "--model", "7b", "--gpus", "64")
 ANY = Constraints(any_runtime=True)
@@ -305,7 +305,7 @@ def test_tensor_parallel_groups_over_nodes_are_planned_when_they_are_asked_for()
     stray, wanted = recommend(options.question(given)), recommend(options.question(given | {"tp": "2"}))
 
     assert (stray.stray, stray.recommended) == (True, None)
-    assert trouble(Reached("fastest", stray)) == (
+    assert trouble(stray) == (
         "nothing fits whose tensor parallel groups stay inside a node; --tp 2 plans transformers-tp, tp=2."
     )
     assert (wanted.stray, wanted.recommended) == (False, 0)

@@ -16,7 +16,7 @@ from planner.parallelism.technique_rules import STRAY
 from planner.spec import Layout
 from planner.studies.objectives import Reached
 from planner.views.ranking import ranking_text
-from planner.views.render import star_text
+from planner.views.verdict import star_text
 
 GRID = [("1b", "1"), ("1b", "8"), ("7b", "8"), ("llama-3-8b", "16"), ("mixtral-8x7b", "16")]
 

@@ -18,7 +18,7 @@ from planner.decide.recommendation import recommend
 from planner.decide.strategies import answer
 from planner.spec.calibration import calibration
 from planner.spec.plan import read_plan
-from planner.views.render import trust_text
+from planner.views.verdict import trust_text
 from tui import inputs, state
 
 PROJECT = Path(__file__).resolve().parents[2]

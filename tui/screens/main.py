@@ -29,7 +29,8 @@ from tui.widgets.fields import Fields
 from tui.widgets.layouts import Layouts, Ranking, Strategies
 
 if TYPE_CHECKING:  # as in messages.py
-    from tui.state import Planned, Screenful, Shown
+    from planner.views.shown import ShownLayout
+    from tui.state import Planned, Screenful
 
 PAUSE_S = 0.01
 """Wait this long for the next key before planning: pasted text is one question, and nobody sees the wait."""
@@ -193,7 +194,7 @@ class MainScreen(Screen[None]):
         self._show_picked()
 
     @property
-    def picked(self) -> Shown | None:
+    def picked(self) -> ShownLayout | None:
         """The picked layout."""
         return None if self.planned is None else self.planned.shown.shown(self.kind, self.place)
 
@@ -291,7 +292,7 @@ def _headline(planned: Planned) -> str:
     return f"{planned.shown.headline}. {planned.shown.considered:,} layouts in {planned.seconds * 1e3:.0f} ms"
 
 
-def _legend(shown: Screenful, one: Shown) -> Content:
+def _legend(shown: Screenful, one: ShownLayout) -> Content:
     """Where the card ends, and what the bars' colours mean."""
     terms = list(one.terms)
     keys = [part for term in terms for part in (bars.paint((term, 1), terms), f"{term} ")]
