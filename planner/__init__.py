@@ -6,25 +6,25 @@ What is named here is the library (docs/library.md). It is imported when it is f
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner.library import Answer as Answer
-    from planner.library import Comparison as Comparison
-    from planner.library import Cost as Cost
-    from planner.library import Estimate as Estimate
-    from planner.library import Explanation as Explanation
-    from planner.library import Fits as Fits
-    from planner.library import Plan as Plan
-    from planner.library import PlannerError as PlannerError
-    from planner.library import Sweep as Sweep
-    from planner.library import compare as compare
-    from planner.library import cost as cost
-    from planner.library import estimate as estimate
-    from planner.library import explain as explain
-    from planner.library import fit as fit
-    from planner.library import plan_of as plan_of
-    from planner.library import read_plan as read_plan
-    from planner.library import recommend as recommend
-    from planner.library import sweep as sweep
-    from planner.library import write_plan as write_plan
+    from planner.views.library import Answer as Answer
+    from planner.views.library import Comparison as Comparison
+    from planner.views.library import Cost as Cost
+    from planner.views.library import Estimate as Estimate
+    from planner.views.library import Explanation as Explanation
+    from planner.views.library import Fits as Fits
+    from planner.views.library import Plan as Plan
+    from planner.views.library import PlannerError as PlannerError
+    from planner.views.library import Sweep as Sweep
+    from planner.views.library import compare as compare
+    from planner.views.library import cost as cost
+    from planner.views.library import estimate as estimate
+    from planner.views.library import explain as explain
+    from planner.views.library import fit as fit
+    from planner.views.library import plan_of as plan_of
+    from planner.views.library import read_plan as read_plan
+    from planner.views.library import recommend as recommend
+    from planner.views.library import sweep as sweep
+    from planner.views.library import write_plan as write_plan
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,12 +34,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A name of the library, from planner/library.py."""
+    """A name of the library, from planner/views/library.py."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module("planner.library"), name)
+    return getattr(import_module("planner.views.library"), name)
 
 
 def __dir__() -> list[str]:

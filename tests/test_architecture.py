@@ -121,7 +121,7 @@ def test_no_module_but_the_worker_s_loads_anything_heavy_when_imported():
     assert heavy_modules_after(f"import {', '.join([*PLANNER, *LIGHT_EXECUTOR])}") == set()
 
 
-ROOTS = ("planner.cli", "planner.library", "executor", "tui")
+ROOTS = ("planner.cli", "planner.views.library", "executor", "tui")
 """Where a user comes in: commands, the library, what runs a plan, and the explorer."""
 
 

@@ -1,6 +1,6 @@
-"""An answer as blocks, sentences and tables, and what draws them: text for a terminal, HTML for a notebook or a page.
+"""An answer as elements, which are sentences and tables, and what draws them: text for a terminal, HTML for a notebook or a page.
 
-A view (planner/views/) makes the blocks of a value and registers itself with `blocks_of`; a value that is `Displayed`
+A view (planner/views/) makes the elements of a value and registers itself with `elements_of`; a value that is `Displayed`
 then shows them at the prompt and in a notebook. Not here: any figure, or how one is printed (units.py).
 """
 
@@ -23,18 +23,18 @@ class Table(msgspec.Struct, frozen=True):
     left: int = 1
 
 
-Block = str | Table
+Element = str | Table
 """A line or paragraph, empty between parts; or a table."""
 
 
-def as_text(blocks: Iterable[Block]) -> str:
-    """Blocks one below the other in plain characters."""
-    return "\n".join(table(one.head, one.rows, one.left) if isinstance(one, Table) else one for one in blocks)
+def as_text(elements: Iterable[Element]) -> str:
+    """Elements one below the other in plain characters."""
+    return "\n".join(table(one.head, one.rows, one.left) if isinstance(one, Table) else one for one in elements)
 
 
-def as_html(blocks: Iterable[Block]) -> str:
-    """Blocks as HTML elements without scripts, styles of their own or links; every text is escaped."""
-    return "\n".join(_table_html(one) if isinstance(one, Table) else _paragraph(one) for one in blocks if one)
+def as_html(elements: Iterable[Element]) -> str:
+    """Elements as HTML elements without scripts, styles of their own or links; every text is escaped."""
+    return "\n".join(_table_html(one) if isinstance(one, Table) else _paragraph(one) for one in elements if one)
 
 
 def _paragraph(text: str) -> str:
@@ -58,8 +58,8 @@ def _table_html(one: Table) -> str:
 
 
 @singledispatch
-def blocks_of(value: Any) -> list[Block]:
-    """The blocks of a value, by the view of its type; its fields where no view is registered."""
+def elements_of(value: Any) -> list[Element]:
+    """The elements of a value, by the view of its type; its fields where no view is registered."""
     return [msgspec.Struct.__repr__(value)]
 
 
@@ -69,7 +69,7 @@ class Displayed:
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return as_text(blocks_of(self))
+        return as_text(elements_of(self))
 
     def _repr_html_(self) -> str:
-        return as_html(blocks_of(self))
+        return as_html(elements_of(self))

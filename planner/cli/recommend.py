@@ -12,7 +12,6 @@ from typing import Any
 import click
 import msgspec
 
-from planner import library
 from planner.ask import options
 from planner.basics.output import may_write
 from planner.basics.progress import Cancelled
@@ -34,6 +33,7 @@ from planner.decide.recommendation import as_json_object as recommend_json
 from planner.spec.options import OPTIONS
 from planner.studies import objectives
 from planner.studies.objectives import OBJECTIVES
+from planner.views import library
 from planner.views.ranking import ranking_text
 from planner.views.verdict import trouble
 

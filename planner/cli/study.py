@@ -28,8 +28,8 @@ def fit(
     what: str | None, max_gpus: str | None, seq_step: str | None, any_runtime: bool | None, as_json: bool, **given: Any
 ) -> int:  # fmt: skip
     """The fewest GPUs; and on this cluster the longest sequence, largest micro-batch and largest batch in one pass."""
-    from planner import library
     from planner.studies import fit as fits
+    from planner.views import library
     from planner.views.fit import fit_text
 
     with searching() as waiting:
@@ -63,8 +63,8 @@ class Sweeping(Asking):
 def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: Any) -> int:
     """The best layout at each cluster size, speed-up and efficiency, and where more GPUs stop paying: strong scaling
     with --global-batch-size, else weak."""
-    from planner import library
     from planner.studies import sweep as sweeps
+    from planner.views import library
     from planner.views.sweep import sweep_text
 
     with searching() as waiting:
@@ -96,8 +96,8 @@ def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: A
 def cost(any_runtime: bool | None, as_json: bool, **given: Any) -> int:
     """Time, GPU-hours, money, energy and goodput of a whole run at the recommended layout, or the one given. Its
     length is --tokens 2T, --samples 1M --epochs 10, or --steps."""
-    from planner import library
     from planner.studies import cost as costs
+    from planner.views import library
     from planner.views.cost import cost_text
 
     with searching() as waiting:
@@ -112,8 +112,8 @@ def cost(any_runtime: bool | None, as_json: bool, **given: Any) -> int:
 @JSON_OPTION
 def compare(plan_files: tuple[str, ...], as_json: bool) -> int:
     """Plans side by side: what differs in their inputs, memory, bytes on the wire, step time and tokens/s."""
-    from planner import library
     from planner.studies import compare as comparisons
+    from planner.views import library
     from planner.views.compare import compare_text
 
     found = library.compare(*plan_files)

@@ -5,7 +5,7 @@ Not here: any figure, or the ranking of `planner recommend` (ranking.py).
 
 from __future__ import annotations
 
-from planner.basics.display import Block, as_text, blocks_of
+from planner.basics.display import Element, as_text, elements_of
 from planner.decide.answers import Answer
 from planner.decide.reasons import reasons_of
 from planner.views.render import REASON_COLUMNS, assumed_text, headline, layouts_table
@@ -17,10 +17,10 @@ def answer_text(found: Answer) -> str:
     return as_text(answer_view(found))
 
 
-@blocks_of.register(Answer)
-def answer_view(found: Answer) -> list[Block]:
+@elements_of.register(Answer)
+def answer_view(found: Answer) -> list[Element]:
     """The table of strategies, why some do not fit or are not there, the recommendation, and the reasons for it."""
-    parts: list[Block] = [headline(found.question), ""]
+    parts: list[Element] = [headline(found.question), ""]
     if found.estimates:
         parts += [layouts_table(found.estimates, found.recommended), ""]
     for one in found.estimates:

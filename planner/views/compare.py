@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from planner.basics.display import Block, Table, as_text, blocks_of
+from planner.basics.display import Element, Table, as_text, elements_of
 from planner.basics.units import format_bytes, format_duration, format_seconds, format_volume
 from planner.studies.compare import Comparison, Side, Volume, ratio
 from planner.views.render import NOT_KNOWN, count_text, layout_text
@@ -21,11 +21,11 @@ def compare_text(found: Comparison) -> str:
     return as_text(compare_view(found))
 
 
-@blocks_of.register(Comparison)
-def compare_view(found: Comparison) -> list[Block]:
+@elements_of.register(Comparison)
+def compare_view(found: Comparison) -> list[Element]:
     """Names first: columns are A, B, ..."""
     letters = [chr(ord("A") + place) for place in range(len(found.sides))]
-    parts: list[Block] = [
+    parts: list[Element] = [
         f"{letter}: {side.name}: {side.plan.model.name} on {side.plan.cluster.gpus} {side.plan.cluster.gpu.name}, "
         f"{side.plan.layout.engine}, {layout_text(side.plan.layout)}"
         for letter, side in zip(letters, found.sides, strict=True)
@@ -48,7 +48,7 @@ def _training_name(field: str) -> str:
     return part if part == "model" else rest.partition(".")[0] if not rest.startswith("recipe.") else rest
 
 
-def _differences(found: Comparison, letters: list[str]) -> list[Block]:
+def _differences(found: Comparison, letters: list[str]) -> list[Element]:
     if not found.differences:
         return ["No input differs."]
     rows = tuple((field, *map(_value, values)) for field, values in found.differences.items())

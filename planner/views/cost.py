@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from planner.basics.display import Block, Table, as_text, blocks_of
+from planner.basics.display import Element, Table, as_text, elements_of
 from planner.basics.units import format_bytes, format_duration
 from planner.studies.cost import Cost
 from planner.views import strategy_text
@@ -27,12 +27,12 @@ def cost_text(found: Cost) -> str:
     return as_text(cost_view(found))
 
 
-@blocks_of.register(Cost)
-def cost_view(found: Cost) -> list[Block]:
+@elements_of.register(Cost)
+def cost_view(found: Cost) -> list[Element]:
     """One figure a row."""
     best, question = found.best, found.question
     batch = best.case.layout.global_batch_size
-    parts: list[Block] = [
+    parts: list[Element] = [
         headline(question),
         f"{strategy_text(best)}: {layout_text(best.case.layout)}, global batch {batch}, "
         f"step {seconds_text(best.time.step_s)}, {count_text(best.throughput.tokens_per_s)} tokens/s",

@@ -5,7 +5,7 @@ Not here: any figure (planner.studies.fit).
 
 from __future__ import annotations
 
-from planner.basics.display import Block, Table, as_text, blocks_of
+from planner.basics.display import Element, Table, as_text, elements_of
 from planner.studies.fit import Fits, Fitted
 from planner.views import strategy_text
 from planner.views.phase import ON_CARD
@@ -26,11 +26,11 @@ def fit_text(found: Fits) -> str:
     return as_text(fit_view(found))
 
 
-@blocks_of.register(Fits)
-def fit_view(found: Fits) -> list[Block]:
+@elements_of.register(Fits)
+def fit_view(found: Fits) -> list[Element]:
     """The table, then what stops each."""
     head = ("", "what fits", "strategy", *FIGURES)
-    parts: list[Block] = [headline(found.question), "", Table(head, tuple(map(_row, found.found)), 4), ""]
+    parts: list[Element] = [headline(found.question), "", Table(head, tuple(map(_row, found.found)), 4), ""]
     parts += [f"{NAMES[one.quantity]}: {limit_text(one)}{_offloaded(one)}" for one in found.found]
     parts += [f"{NAMES[quantity]}: not searched, {reason}." for quantity, reason in found.fixed.items()]
     best = [one.best for one in found.found if one.best is not None]

@@ -5,7 +5,7 @@ Not here: any figure (planner.decide.recommendation, planner.studies.objectives,
 
 from __future__ import annotations
 
-from planner.basics.display import Block, Table, as_text
+from planner.basics.display import Element, Table, as_text
 from planner.basics.units import format_bytes
 from planner.decide.answers import Answer, Estimate
 from planner.decide.candidates import Candidate
@@ -35,12 +35,12 @@ def ranking_text(reached: Reached, why_not: WhyNot | None = None, *, verbose: bo
     return as_text(ranking_view(reached, why_not, verbose=verbose))
 
 
-def ranking_view(reached: Reached, why_not: WhyNot | None = None, *, verbose: bool = False) -> list[Block]:
+def ranking_view(reached: Reached, why_not: WhyNot | None = None, *, verbose: bool = False) -> list[Element]:
     """Objective, table, notes, verdict, counts, Pareto front, the named layout, and the reasons; `verbose` also counts
     what each rule turned away."""
     found = reached.found
     shown = found.estimates
-    parts: list[Block] = [headline(found.question), *_objective(reached), ""]
+    parts: list[Element] = [headline(found.question), *_objective(reached), ""]
     if shown:
         first = shown[0].case.layout
         texts = [layout_text(first), *(", ".join(changes(first, one.case.layout)) or "same sizes" for one in shown[1:])]
@@ -105,7 +105,7 @@ def counts_text(found: Answer, *, verbose: bool) -> list[str]:
     return text
 
 
-def _front(found: Answer) -> list[Block]:
+def _front(found: Answer) -> list[Element]:
     first = found.front[0]
     rows = tuple(_point(one, first) for one in found.front)
     head = ("engine", "layout", "micro x accum", ON_CARD, "time/sequence", "slower by")

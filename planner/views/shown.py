@@ -11,7 +11,7 @@ import msgspec
 
 from planner.ask.bounds import SAID as BOUND_SAID
 from planner.ask.question import Question
-from planner.basics.display import Block, Table, as_text, blocks_of
+from planner.basics.display import Element, Table, as_text, elements_of
 from planner.basics.units import GIB, MIB, format_bytes, format_volume
 from planner.decide.answers import Estimate
 from planner.decide.estimate_json import BUFFERS, breakdown
@@ -89,10 +89,10 @@ def shown_layout(one: Estimate, asked: Question) -> ShownLayout:
     )
 
 
-@blocks_of.register(Estimate)
-def estimate_view(one: Estimate) -> list[Block]:
+@elements_of.register(Estimate)
+def estimate_view(one: Estimate) -> list[Element]:
     """A layout's row, memory by phase, collectives and time."""
-    parts: list[Block] = [layouts_table([one], None), "", memory_table(one.memory.phases), _sum_line(one), ""]
+    parts: list[Element] = [layouts_table([one], None), "", memory_table(one.memory.phases), _sum_line(one), ""]
     parts += [collectives_table(one), ""] if one.comm.engine else []
     return [*parts, _time_line(one), *(f"- {told}" for told in reasons(one))]
 

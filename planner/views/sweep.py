@@ -6,7 +6,7 @@ Not here: any figure (planner.studies.sweep).
 from __future__ import annotations
 
 from planner.ask.question import warnings
-from planner.basics.display import Block, Table, as_text, blocks_of
+from planner.basics.display import Element, Table, as_text, elements_of
 from planner.studies.sweep import Point, Sweep
 from planner.views import strategy_text
 from planner.views.render import NOT_KNOWN, cells, count_text, network_text, percent_text, seconds_text
@@ -22,13 +22,13 @@ def sweep_text(found: Sweep) -> str:
     return as_text(sweep_view(found))
 
 
-@blocks_of.register(Sweep)
-def sweep_view(found: Sweep) -> list[Block]:
+@elements_of.register(Sweep)
+def sweep_view(found: Sweep) -> list[Element]:
     """What is kept fixed, the table, and the verdict with its criterion."""
     question = found.question
     job = question.job
     head = ("GPUs", "strategy", *PLACED, "batch", "step", "tokens/s", "speed-up", "efficiency", "added")
-    parts: list[Block] = [
+    parts: list[Element] = [
         f"{question.model.name}, {job.precision}, {job.optimizer.name}, {job.seq_len} tokens, "
         f"on {question.cluster.gpu.name} ({question.cluster.name}{network_text(question).replace(', ', '; ', 1)})",
         *(f"warning: {told}." for told in warnings(question)),

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 import planner
-from planner import PlannerError, estimate, explain, library, plan_of, read_plan, recommend, write_plan
+from planner import PlannerError, estimate, explain, plan_of, read_plan, recommend, write_plan
 from planner.basics import command
 from planner.cli import planner as planner_command
 from planner.decide import estimate_json, explanation, recommendation
+from planner.views import library
 
 PROJECT = Path(__file__).resolve().parents[2]
 TINY = {"model": "tiny-llama", "cluster": "localhost", "seq_len": 128}
@@ -69,7 +70,7 @@ def test_importing_the_package_imports_nothing_of_it():
     assert loaded == "planner"
 
 
-@pytest.mark.parametrize("first", ["decide.explanation", "cli", "library"])
+@pytest.mark.parametrize("first", ["decide.explanation", "cli", "views.library"])
 def test_a_function_is_found_whatever_module_was_imported_before(first):
     code = f"import planner.{first}; from planner import (estimate, recommend, explain); print(estimate, recommend)"
 

@@ -19,7 +19,8 @@ from planner.ask import options
 from planner.ask.bounds import KEPT, Uncounted, qualified
 from planner.decide import estimate_json, strategies
 from planner.decide.answers import Answer
-from tui import state
+from planner.views.answer import answer_text
+from planner.views.shown import SAID, shown_layout
 
 CASES = Path(__file__).parent / "configs" / "third"
 MORE, LESS = ("its_own_key",), ("fused_loss",)
@@ -70,7 +71,7 @@ def test_text_json_and_explorer_say_the_same_bound(kind: str, gpu: str):
     assert said["uncounted"] == {"more": list(KINDS[kind].more), "less": list(KINDS[kind].less), "bound": kind}
     assert f" {word} " in next(line for line in text.splitlines() if " ddp " in f" {line} ")
     assert all(key in text and key in said["warnings"][-1] for key in (*KINDS[kind].more, *KINDS[kind].less))
-    assert shown.reasons[0].startswith(state.SAID[word])
+    assert shown.reasons[0].startswith(SAID[word])
 
 
 FILES = ("ax_qlora_paged.yaml", "lf_lora_8192_mb6.yaml", "lf_sft_full.yaml")

@@ -122,7 +122,7 @@ def test_a_layout_that_was_given_names_the_offload_that_its_engine_has(
     engine: str, options: str, capsys: pytest.CaptureFixture[str]
 ):
     assert run("estimate", **BOX, runtime=engine, dp_shard="4", micro_batch_size="1") == 3
-    verdict = capsys.readouterr().out.partition("Nothing fits: ")[2].partition("\n")[0]
+    verdict = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Nothing fits"))
 
     assert f"{options} saves" in verdict or f"{options} --grad-accum 2 saves" in verdict
     assert ("--offload" in verdict) == ("--offload" in options)

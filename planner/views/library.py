@@ -35,7 +35,7 @@ from planner.studies.cost import Cost
 from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES, Fits
 from planner.studies.objectives import OBJECTIVES, Reached
 from planner.studies.sweep import DEFAULT_WORTH, Sweep
-from planner.views import answer as _answer_view  # noqa: F401  these make the blocks that results show
+from planner.views import answer as _answer_view  # noqa: F401  these make the elements that results show
 from planner.views import compare as _compare_view  # noqa: F401
 from planner.views import cost as _cost_view  # noqa: F401
 from planner.views import fit as _fit_view  # noqa: F401
