@@ -1,6 +1,6 @@
-"""An answer as elements, which are sentences and tables, and what draws them: text for a terminal, HTML for a notebook or a page.
+"""An answer as sentences and tables, and what draws them: text for a terminal, HTML for a notebook or a page.
 
-A view (planner/views/) makes the elements of a value and registers itself with `elements_of`; a value that is `Displayed`
+A view (planner/views/) makes the elements of a value and registers itself with `elements_of`; a `Displayed` value
 then shows them at the prompt and in a notebook. Not here: any figure, or how one is printed (units.py).
 """
 
