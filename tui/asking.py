@@ -17,7 +17,7 @@ from planner.basics.progress import Cancelled
 from tui import inputs
 
 if TYPE_CHECKING:  # the planner's cost models are imported after the first paint
-    from tui.state import Asked, Planned
+    from tui.state import CheckedQuestion, Planned
 
 
 class GivenUp(Exception):
@@ -47,7 +47,7 @@ class Checked(NamedTuple):
     """The check of question `number` is over: what is to be searched for, or what a person should change."""
 
     number: int
-    outcome: Asked | PlannerError
+    outcome: CheckedQuestion | PlannerError
 
 
 class Searched(NamedTuple):
@@ -57,10 +57,10 @@ class Searched(NamedTuple):
     outcome: Planned | PlannerError | Cancelled | GivenUp
 
 
-Search = Callable[["Asked", Watch], "Planned"]
+Search = Callable[["CheckedQuestion", Watch], "Planned"]
 
 
-class Asking:
+class ScreenQuestions:
     """The questions of one screen, counted. `tell` is called from the threads with Checked and Searched, which the
     screen hands to `checked` and `searched` from its own thread; these say whether the outcome is still wanted."""
 
@@ -69,7 +69,7 @@ class Asking:
         self.number = 0
         self.watch: Watch | None = None
         """Of the search that runs."""
-        self._next: Asked | None = None
+        self._next: CheckedQuestion | None = None
 
     @property
     def searching(self) -> bool:

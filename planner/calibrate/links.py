@@ -14,7 +14,7 @@ from statistics import median
 import msgspec
 
 from planner.basics.units import GB
-from planner.calibrate.asked import Asked
+from planner.calibrate.asked import RowQuestion
 from planner.calibrate.collective import OPS, bus_bytes
 from planner.engines.base import Call
 from planner.figures.comm import Traffic, ranks_inside, sent_in
@@ -61,7 +61,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         return self.cluster.levels[reached.index(self.ranks)].link.name
 
 
-def samples_of(rows: Iterable[Asked]) -> list[Sample]:
+def samples_of(rows: Iterable[RowQuestion]) -> list[Sample]:
     """Measured bandwidths as samples; rows without a size, or of machines unknown here, are left out."""
     found = []
     for one in rows:

@@ -15,7 +15,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_comment
 from planner.basics.tomltext import pairs
 from planner.basics.units import GB, GIB, MICRO, TERA
-from planner.calibrate.probe import Exchange, Probe, Product
+from planner.calibrate.probe import Exchange, Probe, ProductTiming
 from planner.figures.comm import leaving_bytes
 from planner.figures.linktime import ROUNDS
 from planner.parallelism.collectives import NEIGHBOURLY, WIRE
@@ -87,7 +87,7 @@ def fit_fixed(points: Iterable[tuple[float, float, float]], cost: float) -> Curv
     return Curve(cost, fixed, len(rows), statistics.median(errors))
 
 
-def size_of(product: Product) -> float:
+def size_of(product: ProductTiming) -> float:
     """The size that planner.spec.calibration's curve goes by: the harmonic mean of the three dimensions over 3."""
     return 1 / (1 / product.m + 1 / product.n + 1 / product.k)
 

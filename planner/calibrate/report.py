@@ -17,7 +17,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_comment
 from planner.calibrate import bands as banding
 from planner.calibrate import fit, holdout, kept
-from planner.calibrate.asked import Asked, Reader, each
+from planner.calibrate.asked import Reader, RowQuestion, each
 from planner.calibrate.compute import Timer
 from planner.calibrate.fit import Group
 from planner.calibrate.ground import link_fits, with_probes, without_probes
@@ -101,7 +101,7 @@ def calibrate(paths: Sequence[str | Path], base: Calibration, name: str, read: R
     return msgspec.structs.replace(found, calibration=without_probes(found.calibration), probes=len(probes))
 
 
-def _whole(rows: Iterable[Asked | Unread]) -> Iterator[Asked]:
+def _whole(rows: Iterable[RowQuestion | Unread]) -> Iterator[RowQuestion]:
     """The rows; a fit rests on none of a file with a line that is no row (PlannerError)."""
     for one in rows:
         if isinstance(one, Unread):

@@ -21,8 +21,8 @@ from planner.figures.kernels.device import Device as Chip
 from planner.figures.kernels.device import device_of as chip_of
 from planner.figures.kernels.products import Product, is_aligned, unaligned_seconds
 from planner.figures.kernels.step import (
-    Asked,
     Attention,
+    KernelCall,
     Rows,
     at_rows,
     distinct_rows,
@@ -278,7 +278,7 @@ def working_seconds(load: Load, device: Device, kernels_s: Number | None = None)
     return products_s + attention_s + moved_s
 
 
-def _on_chip(asked: Iterable[Asked], chip: Chip, device: Device) -> Number:
+def _on_chip(asked: Iterable[KernelCall], chip: Chip, device: Device) -> Number:
     """Seconds of kernels, those of unaligned products at their own rate where it is known."""
     rate = device.unaligned_flops_per_s
     if rate is None:
@@ -301,7 +301,7 @@ def least_working_seconds(load: Load, device: Device) -> Number:
     return _paced(lambda some: least_seconds(some, chip), load.kernels, device.known) + memory_s
 
 
-def _paced(seconds: Callable[[Iterable[Asked]], Number], kernels: Sequence[Asked], known: Compute) -> Number:
+def _paced(seconds: Callable[[Iterable[KernelCall]], Number], kernels: Sequence[KernelCall], known: Compute) -> Number:
     """Seconds of kernels in a step, by what kernels take alone."""
     products = [one for one in kernels if not isinstance(one, Attention)]
     attention = [one for one in kernels if isinstance(one, Attention)]

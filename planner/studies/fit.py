@@ -32,7 +32,7 @@ MOST_VALUES = LARGEST_BATCH
 
 INTERRUPTED = "the search was interrupted, and nothing beyond was looked at"
 
-Asked = Callable[[Question], Reply]
+LayoutSearch = Callable[[Question], Reply]
 """A question's best layout, within the constraints."""
 
 
@@ -88,7 +88,7 @@ def fit(
     if any(quantity != "gpus" for quantity in wanted):  # what is wrong with the question itself is no edge
         told = reply_of(recommend(question, 1, without))
 
-    def edge(quantity: str, replied: Asked) -> Fitted:
+    def edge(quantity: str, replied: LayoutSearch) -> Fitted:
         if quantity == "gpus":
             return _fewest_gpus(resize, max_gpus, size_option, replied)
         if told is not None and told.refused:
@@ -143,7 +143,7 @@ def _fixed(question: Question, quantity: str) -> str:
 # -- the four quantities -------------------------------------------------------------------------------------------
 
 
-def _fewest_gpus(resize: Resize, max_gpus: int, size_option: str, replied: Asked) -> Fitted:
+def _fewest_gpus(resize: Resize, max_gpus: int, size_option: str, replied: LayoutSearch) -> Fitted:
     sizes = gpu_sizes(resize(None).cluster.gpus_per_node, max_gpus)
     own = replied(resize(None))
     if own.unlaunched and replied(resize(sizes[0])).unlaunched:  # whatever the size: hundreds of searches would say so
@@ -157,7 +157,7 @@ def gpu_sizes(per_node: int, most: int) -> list[int]:
     return [*(size for size in divisors(per_node)[:-1] if size <= most), *range(per_node, most + 1, per_node)]
 
 
-def _longest_sequence(question: Question, step: int, replied: Asked) -> Fitted:
+def _longest_sequence(question: Question, step: int, replied: LayoutSearch) -> Fitted:
     """Up to the model's own length, or beyond it where the question is beyond it already (rotary positions, ALiBi)."""
     own = question.model.max_seq_len
     further = question.job.seq_len > own
@@ -176,7 +176,7 @@ def _longest_sequence(question: Question, step: int, replied: Asked) -> Fitted:
     return _largest("seq-len", lengths, at, end)
 
 
-def _largest_micro_batch(question: Question, replied: Asked) -> Fitted:
+def _largest_micro_batch(question: Question, replied: LayoutSearch) -> Fitted:
     batch = question.job.global_batch_size
     sizes: Sequence[int] = range(1, MOST_VALUES + 1) if batch is None else divisors(batch)
 
@@ -189,7 +189,7 @@ def _largest_micro_batch(question: Question, replied: Asked) -> Fitted:
     return _largest("micro-batch", sizes, at, end, every=batch is not None)
 
 
-def _largest_batch(question: Question, replied: Asked) -> Fitted:
+def _largest_batch(question: Question, replied: LayoutSearch) -> Fitted:
     """Accumulation makes any multiple of a batch that fits, so the question is what goes through in one pass.
 
     Fewer sequences than GPUs leave only layouts in which several ranks share one: they are asked about last, since

@@ -17,7 +17,16 @@ from test_machine import BETWEEN_S, INSIDE_S, make_probe
 from planner.basics.errors import PlannerError
 from planner.calibrate import machine
 from planner.calibrate.machine import Curve, Rates
-from planner.calibrate.probe import Attention, Device, Exchange, Host, Overhead, Overlap, Product, Sweep
+from planner.calibrate.probe import (
+    AttentionTiming,
+    ElementwiseTiming,
+    Exchange,
+    Host,
+    Overhead,
+    OverlapTiming,
+    ProbedDevice,
+    ProductTiming,
+)
 
 GIB, GB = 2**30, 1e9
 
@@ -54,19 +63,21 @@ def test_a_cost_below_zero_is_none_and_the_other_is_fitted_alone() -> None:
 
 def test_a_product_s_size_is_a_third_of_the_harmonic_mean() -> None:
     """1 / (1/2 + 1/3 + 1/3)."""
-    assert machine.size_of(Product(form="input", m=2, n=3, k=3, dtype="fp32", seconds=1.0)) == pytest.approx(6 / 7)
+    assert machine.size_of(ProductTiming(form="input", m=2, n=3, k=3, dtype="fp32", seconds=1.0)) == pytest.approx(
+        6 / 7
+    )
 
 
 def test_rates_are_the_best_of_each_kind_however_slow_the_machine_is() -> None:
     """2 x 1 x 1 x 1 FLOP in 4 and in 8 seconds."""
     products = tuple(
-        Product(form="forward", m=1, n=1, k=1, dtype=dtype, seconds=seconds)
+        ProductTiming(form="forward", m=1, n=1, k=1, dtype=dtype, seconds=seconds)
         for dtype, seconds in (("fp32", 8.0), ("fp32", 4.0), ("bf16", 16.0))
     )
     sweeps = (
-        Sweep(kind="add", bytes=6.0, seconds=3.0),
-        Sweep(kind="add", bytes=6.0, seconds=2.0),
-        Sweep(kind="norm", bytes=6.0, seconds=0.1),
+        ElementwiseTiming(kind="add", bytes=6.0, seconds=3.0),
+        ElementwiseTiming(kind="add", bytes=6.0, seconds=2.0),
+        ElementwiseTiming(kind="norm", bytes=6.0, seconds=0.1),
     )
     found = machine.reached(make_probe(products=products, sweeps=sweeps, exchanges=()))
     assert found == Rates({"fp32": 0.5, "bf16": 0.125}, 3.0, {})
@@ -138,17 +149,17 @@ def test_only_work_that_takes_ten_times_an_operation_s_cost_tells_of_rates() -> 
         Overhead(kind="backward", operations=10, seconds=1.0),
     )
 
-    def product(seconds: float, dtype: str = "fp32") -> Product:
-        return Product(form="forward", m=100, n=100, k=100, dtype=dtype, seconds=seconds)
+    def product(seconds: float, dtype: str = "fp32") -> ProductTiming:
+        return ProductTiming(form="forward", m=100, n=100, k=100, dtype=dtype, seconds=seconds)
 
     products = (product(1.0), product(0.9), product(5.0, "int8"))
     sweeps = (
-        Sweep(kind="add", bytes=10.0, seconds=1.0),
-        Sweep(kind="norm", bytes=4.0, seconds=1.0),
-        Sweep(kind="gate", bytes=9.0, seconds=0.9),
+        ElementwiseTiming(kind="add", bytes=10.0, seconds=1.0),
+        ElementwiseTiming(kind="norm", bytes=4.0, seconds=1.0),
+        ElementwiseTiming(kind="gate", bytes=9.0, seconds=0.9),
     )
     attention = tuple(
-        Attention(sequences=1, heads=1, seq_len=10, head_dim=1, dtype=dtype, forward_s=1.0, backward_s=2.0)
+        AttentionTiming(sequences=1, heads=1, seq_len=10, head_dim=1, dtype=dtype, forward_s=1.0, backward_s=2.0)
         for dtype in ("fp32", "int8")
     )
     probe = make_probe(overheads=costs, products=products, sweeps=sweeps, attention=attention)
@@ -171,7 +182,7 @@ def test_only_work_that_takes_ten_times_an_operation_s_cost_tells_of_rates() -> 
 def test_a_curve_of_products_is_their_cost_and_the_size_at_which_they_reach_half() -> None:
     """Seconds of 2e9 FLOP at 1e9 FLOP/s, 5/4 of them and 8 sizes more: 0.8 of the rate, half of that at 6.4."""
     products = tuple(
-        Product(form="forward", m=m, n=m, k=m, dtype="fp32", seconds=2 * m**3 * 1e-9 * (1.25 + 8 / (m / 3)))
+        ProductTiming(form="forward", m=m, n=m, k=m, dtype="fp32", seconds=2 * m**3 * 1e-9 * (1.25 + 8 / (m / 3)))
         for m in (6, 60, 600)
     )
     rates = Rates({"fp32": 1e9}, 1e9, {})
@@ -214,7 +225,7 @@ def test_links_have_one_entry_for_each_collective_and_none_where_nothing_was_sen
 @pytest.mark.parametrize(("both", "share"), [(6.0, 0.0), (4.0, 1.0), (5.2, 0.4), (1.0, 1.0), (9.0, 0.0)])
 def test_what_is_hidden_is_a_part_of_the_shorter_of_both(both: float, share: float) -> None:
     """Of 4 s of products and 2 s of an all-reduce: 6 s one after the other, 4 s when the shorter is hidden whole."""
-    overlap = Overlap(ranks=2, nodes=1, payload_bytes=1.0, compute_s=4.0, comm_s=2.0, both_s=both)
+    overlap = OverlapTiming(ranks=2, nodes=1, payload_bytes=1.0, compute_s=4.0, comm_s=2.0, both_s=both)
     (entry,) = machine.overlap_entries(make_probe(overlaps=(overlap,)), "card")
     assert (entry.gpu, entry.n) == ("card", 1) and entry.hidden_share == pytest.approx(share)
     assert machine.overlap_entries(make_probe(overlaps=()), "card") == []
@@ -226,7 +237,7 @@ def test_a_share_stays_within_its_limits(value: float, share: float) -> None:
 
 
 def test_a_known_card_is_compared_with_its_datasheet_and_another_with_its_best() -> None:
-    h100 = Device(name="NVIDIA H100 80GB HBM3", kind="cuda", memory_bytes=79.1 * GIB)
+    h100 = ProbedDevice(name="NVIDIA H100 80GB HBM3", kind="cuda", memory_bytes=79.1 * GIB)
     known, rates = machine.compared_with(make_probe(transport="nccl", device=h100))
     assert known == "h100-sxm-80gb"
     assert rates.memory_bytes_per_s == 3.35e12 and rates.flops_per_s["bf16"] == pytest.approx(989.4e12, rel=1e-3)
@@ -241,17 +252,17 @@ def test_a_known_card_is_compared_with_its_datasheet_and_another_with_its_best()
 @pytest.mark.parametrize(
     ("device", "launcher", "names"),
     [
-        (Device(name="c", kind="cpu"), "local/loopback", {"inside": "loopback", "between": "emulated network"}),
-        (Device(name="c", kind="cpu"), "slurm", {"inside": "loopback", "between": "network"}),
+        (ProbedDevice(name="c", kind="cpu"), "local/loopback", {"inside": "loopback", "between": "emulated network"}),
+        (ProbedDevice(name="c", kind="cpu"), "slurm", {"inside": "loopback", "between": "network"}),
         (
-            Device(name="c", kind="cuda", link="NVLink 4"),
+            ProbedDevice(name="c", kind="cuda", link="NVLink 4"),
             "local/loopback",
             {"inside": "NVLink 4", "between": "network"},
         ),
-        (Device(name="c", kind="cuda"), "slurm", {"inside": "inside the node", "between": "network"}),
+        (ProbedDevice(name="c", kind="cuda"), "slurm", {"inside": "inside the node", "between": "network"}),
     ],
 )
-def test_links_are_called_by_where_they_lie(device: Device, launcher: str, names: dict[str, str]) -> None:
+def test_links_are_called_by_where_they_lie(device: ProbedDevice, launcher: str, names: dict[str, str]) -> None:
     assert machine.link_names(make_probe(device=device, launcher=launcher)) == names
 
 
@@ -283,7 +294,7 @@ def test_a_node_s_preset_guesses_what_was_not_sent_and_says_so() -> None:
 
 
 def test_a_gpu_s_preset_has_its_memory_power_and_best_rates() -> None:
-    device = Device(name="New", kind="cuda", memory_bytes=24.0 * GIB, power_w=300.0)
+    device = ProbedDevice(name="New", kind="cuda", memory_bytes=24.0 * GIB, power_w=300.0)
     text = machine._gpu_toml(make_probe(device=device), Rates({"bf16": 120e12}, 900e9, {}))
     assert (figure(text, "memory_gib"), figure(text, "memory_gb_per_s")) == (24, 900)
     assert (figure(text, "power_w"), figure(text, "bf16")) == (300, 120)

@@ -17,7 +17,7 @@ from planner.ask.question import exact_layout
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.basics.units import GIB
-from planner.calibrate.asked import Asked, asked, each
+from planner.calibrate.asked import RowQuestion, asked, each
 from planner.calibrate.predict import Replayed, replay
 from planner.calibrate.rows import Collective, Measured, Row, Source, append_rows, encode_row, read_rows
 from planner.calibrate.score import summary
@@ -310,9 +310,9 @@ OLD = {
 }  # fmt: skip
 
 
-def old(tmp_path: Path, **changes: object) -> Asked:
+def old(tmp_path: Path, **changes: object) -> RowQuestion:
     (found,) = each([written(tmp_path / "old.jsonl", changed(OLD, **changes))])
-    assert isinstance(found, Asked)
+    assert isinstance(found, RowQuestion)
     return found
 
 

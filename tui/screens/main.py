@@ -22,7 +22,7 @@ from textual.widgets import Footer, Input, Static
 from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_shell
 from tui import bars, inputs
-from tui.asking import Asking, Checked, Search, Searched
+from tui.asking import Checked, ScreenQuestions, Search, Searched
 from tui.messages import Changed, Entered, Picked, Submitted, Told
 from tui.widgets.details import Details
 from tui.widgets.fields import Fields
@@ -59,7 +59,7 @@ class MainScreen(Screen[None]):
     def __init__(self, texts: Mapping[str, str], search: Search | None) -> None:
         super().__init__()
         self.texts = dict(texts)
-        self.asking = Asking(self._tell, search)
+        self.asking = ScreenQuestions(self._tell, search)
         self.planned: Planned | None = None
         self.kind, self.place = "ranked", 0
         self._answered, self._without = -1, ""

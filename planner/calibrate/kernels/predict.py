@@ -46,7 +46,7 @@ class Group(msgspec.Struct, frozen=True):
         return Group(self.kind, self.variant, self.gpu, places, {key: one[chosen] for key, one in self.sizes.items()})
 
 
-class Answer(msgspec.Struct, frozen=True):
+class RowPrediction(msgspec.Struct, frozen=True):
     """Seconds of a row, and on which GPU its numbers were measured; or the reason why there are none."""
 
     predicted_s: float | None = None
@@ -73,17 +73,17 @@ def grouped(rows: Sequence[KernelRow]) -> list[Group]:
     return found
 
 
-def answers(rows: Sequence[KernelRow]) -> list[Answer]:
+def answers(rows: Sequence[KernelRow]) -> list[RowPrediction]:
     """Every row in order: its seconds, or why there are none."""
-    found = [Answer(skipped=row.why_not) for row in rows]
+    found = [RowPrediction(skipped=row.why_not) for row in rows]
     for group in grouped(rows):
         device, one, reason = looked_up(group)
         if device is None or one is None:
             for place in group.places:
-                found[place] = Answer(skipped=reason)
+                found[place] = RowPrediction(skipped=reason)
             continue
         for place, seconds in zip(group.places, seconds_of(group, device, one), strict=True):
-            found[place] = Answer(float(seconds), one.gpu)
+            found[place] = RowPrediction(float(seconds), one.gpu)
     return found
 
 

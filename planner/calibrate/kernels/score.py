@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from planner.calibrate.kernels.predict import Answer
+from planner.calibrate.kernels.predict import RowPrediction
 from planner.calibrate.kernels.tables import KernelRow
 from planner.calibrate.statistics import errors_of
 
@@ -28,9 +28,9 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
     measured_on: str | None
 
 
-def summary(rows: Sequence[KernelRow], answers: Sequence[Answer]) -> list[Errors]:
+def summary(rows: Sequence[KernelRow], answers: Sequence[RowPrediction]) -> list[Errors]:
     """One line for each GPU and kind, in the order in which they come."""
-    by: dict[tuple[str, str], list[tuple[KernelRow, Answer]]] = {}
+    by: dict[tuple[str, str], list[tuple[KernelRow, RowPrediction]]] = {}
     for row, answer in zip(rows, answers, strict=True):
         by.setdefault((row.gpu, f"{row.kind} {row.variant}".strip()), []).append((row, answer))
     found = []

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from planner.calibrate import holdout
-from planner.calibrate.asked import Asked
+from planner.calibrate.asked import RowQuestion
 from planner.calibrate.bands import bands
 from planner.calibrate.compute import Timer
 from planner.calibrate.fit import Fits
@@ -89,7 +89,7 @@ class Ranking(msgspec.Struct, frozen=True):
         return not self.ratios or self.ratios[0] is None
 
 
-def rankings(rows: Sequence[Asked], links: Sequence[LinkEntry] = ()) -> list[Ranking]:
+def rankings(rows: Sequence[RowQuestion], links: Sequence[LinkEntry] = ()) -> list[Ranking]:
     """Every group of a model's rows that do the same work on as many GPUs, with enough that ran. Link curves are those
     given: no step had a part in them."""
     ground = calibration(UNCALIBRATED)
