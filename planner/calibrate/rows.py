@@ -84,7 +84,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.largest_micro_batch is not None or self.largest_seq_len is not None
 
 
-class Collective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MeasuredCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A bandwidth row's call: its name and the bytes it was given (None: not said)."""
 
     op: str
@@ -104,7 +104,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     plan: Plan | None = None
     options: dict[str, Any] | None = None
-    collective: Collective | None = None
+    collective: MeasuredCall | None = None
     measured: Measured
     status: str | None = None
     derived_label: str | None = None

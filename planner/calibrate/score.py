@@ -15,7 +15,7 @@ import msgspec
 
 from planner.basics.units import GIB
 from planner.calibrate.predict import Replayed, terms_of
-from planner.calibrate.statistics import Errors, Factors, errors_of, factors_of, spearman
+from planner.calibrate.statistics import Factors, RelativeErrors, errors_of, factors_of, spearman
 
 WORST = 3
 """Rows shown of each source and kind."""
@@ -45,7 +45,7 @@ class MemoryScore(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     model: str | None
     kind: str
-    errors: Errors
+    errors: RelativeErrors
     worst: tuple[WorstRow, ...] = ()
 
 
@@ -211,7 +211,7 @@ def _largest(by_source: dict[str, list[Replayed]]) -> Iterator[LargestScore]:
                 yield LargestScore(source=source, model=model, what=what, factors=_factors(some))
 
 
-def _errors(points: Sequence[Point]) -> Errors:
+def _errors(points: Sequence[Point]) -> RelativeErrors:
     return errors_of([predicted / measured - 1 for _, predicted, measured in points])
 
 

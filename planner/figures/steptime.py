@@ -23,7 +23,7 @@ from planner.figures.linktime import collective_seconds
 from planner.figures.passes import (
     SPLITS,
     WITHIN,
-    Device,
+    DeviceSpeed,
     Passes,
     calling_of,
     coefficients,
@@ -130,7 +130,7 @@ def _optimizer_bytes(case: Case) -> Number:
     return update_bytes(mine, element, moved_bytes(case.job.optimizer, element, implementation(case)), clip)
 
 
-def optimizer_seconds(case: Case, device: Device) -> Number:
+def optimizer_seconds(case: Case, device: DeviceSpeed) -> Number:
     """The update's memory traffic, its 16-bit matrix products if it has any (Muon), and a CPU's tensor by tensor."""
     known = device.known
     took_s = memory_seconds(_optimizer_bytes(case), device.bytes_per_s, known.memory_share)

@@ -122,7 +122,7 @@ class BandEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     time_high: Positive | None = None
 
 
-class Compute(msgspec.Struct, frozen=True, kw_only=True):
+class ComputeCoefficients(msgspec.Struct, frozen=True, kw_only=True):
     """ComputeEntry, looked up: every number known."""
 
     matmul_share: float
@@ -205,7 +205,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     calibration: str
     runtime: str
     allocator: Allocator
-    compute: Compute
+    compute: ComputeCoefficients
     overlap: Overlap
     bands: Bands
     links: tuple[tuple[LinkEntry, ...], ...]
@@ -279,7 +279,9 @@ def _of(known: Calibration, runtime: str, gpu: str, kind: str) -> Coefficients:
         calibration=known.name,
         runtime=runtime,
         allocator=Allocator(**_looked_up([list(map(_whole, level)) for level in here("allocator")], Allocator)),
-        compute=Compute(**_looked_up([list(map(_paced, level)) for level in here("compute")], Compute)),
+        compute=ComputeCoefficients(
+            **_looked_up([list(map(_paced, level)) for level in here("compute")], ComputeCoefficients)
+        ),
         overlap=Overlap(**_looked_up(here("overlap"), Overlap)),
         bands=Bands(**_looked_up(here("bands"), Bands)),
         links=tuple(tuple(level) for level in here("links")),

@@ -29,7 +29,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FitEvidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What numbers rest on: how many measurements of `gpu`, median and 90th percentile of |predicted/measured - 1| over
     them as fitted, and who measured. `n` 0: a guess."""
 
@@ -40,7 +40,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: str
 
 
-class Rates(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Rates(FitEvidence, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a kernel that works tile by tile needs, whatever it computes.
 
     Of the waves over the multiprocessors `stepped` is the share that must be whole (the rest goes on where others
@@ -109,7 +109,7 @@ class AttentionTimes(Rates, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     backward_share: Positive | None = None
 
 
-class MemoryTimes(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MemoryTimes(FitEvidence, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Kernels that only move bytes, at a share of the memory's rate: `kind` is `plain`, `permute` or
     `cross_entropy`."""
 
@@ -118,7 +118,7 @@ class MemoryTimes(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True)
     launch_s: NotNegative
 
 
-class CollectiveTimes(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CollectiveTimes(FitEvidence, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One collective inside a domain: NCCL's protocols LL, LL128 and Simple as a line each, of which the fastest holds.
 
     A step takes a fixed time and bytes come at a share of a GPU's link: `ll_s` and `ll_share`, and so on. The

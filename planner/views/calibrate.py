@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planner.basics.tabletext import table
 from planner.calibrate.report import Calibrated, Line, OfSource
-from planner.calibrate.statistics import Errors
+from planner.calibrate.statistics import RelativeErrors
 from planner.spec.calibration import Calibration
 
 SOURCE_HEAD = ("", "source", "n", "model left out", "source left out", "GPU left out")
@@ -50,7 +50,7 @@ def source_text(one: OfSource) -> tuple[str, ...]:
     return (one.what, one.source, str(one.left_model.n), *(_errors(each) for each in errors))
 
 
-def _errors(one: Errors) -> str:
+def _errors(one: RelativeErrors) -> str:
     return f"{one.median:.1%} / {one.p90:.0%}"
 
 

@@ -181,7 +181,7 @@ def test_what_hosts_that_waited_took_for_an_operation_tells_nothing_of_others():
     waited = {name: added(slow, WAITED, name) for name in "bcd"}
 
     def shared(*some: list[Sample]) -> ComputeEntry:
-        made = fit.Fits(Added(BASE), BASE).calibration([one for each in some for one in each], "test")
+        made = fit.SampleFits(Added(BASE), BASE).calibration([one for each in some for one in each], "test")
         here, anywhere = [entry for entry in made.compute if entry.runtime is None]
         assert (here.gpu, anywhere.gpu, here.operation_s) == ("h100-sxm-80gb", "cuda", anywhere.operation_s)
         return here
@@ -214,7 +214,7 @@ def test_too_few_measurements_leave_the_defaults_and_say_so():
 
 
 def fitted(samples: list[Sample]) -> Calibration:
-    return fit.Fits(Timer(BASE), BASE).calibration(samples, "mine")
+    return fit.SampleFits(Timer(BASE), BASE).calibration(samples, "mine")
 
 
 @pytest.mark.parametrize("key", ["model", "source"])

@@ -19,7 +19,7 @@ from planner.engines import deepspeed_stage12
 from planner.parallelism.case import Case
 from planner.spec import Layout, ModelSpec, TrainingJob, presets
 from planner.studies import cost
-from planner.studies.fit import Fitted, _largest, _smallest
+from planner.studies.fit import FitLimit, _largest, _smallest
 from planner.studies.reply import Reply
 
 BEST = answer(options.question({"model": "tiny-llama", "gpus": "1"})).estimates[0]
@@ -31,7 +31,7 @@ MODEL = ModelSpec(name="by-hand", layers=7, hidden=64, heads=4, kv_heads=2, head
 FITS, NOT, REFUSED = Reply(BEST), Reply(None, "too little memory."), Reply(None, "no layout", refused=True)
 
 
-def asked(kinds: tuple[Reply, ...], which: Any) -> Fitted:
+def asked(kinds: tuple[Reply, ...], which: Any) -> FitLimit:
     values = [10 * (place + 1) for place in range(len(kinds))]
     return which("gpus", values, lambda value: kinds[value // 10 - 1], "the end")
 

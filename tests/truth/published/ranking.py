@@ -16,7 +16,7 @@ from planner.calibrate import holdout
 from planner.calibrate.asked import RowQuestion
 from planner.calibrate.bands import bands
 from planner.calibrate.compute import Timer
-from planner.calibrate.fit import Fits
+from planner.calibrate.fit import SampleFits
 from planner.calibrate.predict import Replayed, replay
 from planner.calibrate.samples import distinct, of_rows
 from planner.calibrate.score import RANKED
@@ -96,7 +96,7 @@ def rankings(rows: Sequence[RowQuestion], links: Sequence[LinkEntry] = ()) -> li
     under = Calibration(name="links", based_on=ground.name, base=ground, links=tuple(links))
     samples = of_rows(rows, under).samples
     timer = Timer(under)
-    fits = Fits(timer, ground, links)
+    fits = SampleFits(timer, ground, links)
     left_out = holdout.left_out(
         samples, lambda one: one.model, lambda some: fits.calibration(some, "without a model"), timer
     )
