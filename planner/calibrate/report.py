@@ -30,7 +30,7 @@ from planner.spec.calibration import Calibration, LinkEntry, as_toml
 SCHEMA = "calibrate/1"
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorLine(msgspec.Struct, frozen=True, kw_only=True):
     """One group's errors in memory or time: with the calibration underneath, fitted, and left out.
 
     `left_model` leaves out one model at a time (a fifth of the rows, where a runtime was measured with one model only),
@@ -48,7 +48,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OfSource(msgspec.Struct, frozen=True, kw_only=True):
-    """One source's errors in memory or time, its rows left out by model, together, and by device (`Line`)."""
+    """One source's errors in memory or time, its rows left out by model, together, and by device (`ErrorLine`)."""
 
     what: str
     source: str
@@ -72,7 +72,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     why."""
 
     calibration: Calibration
-    lines: tuple[Line, ...]
+    lines: tuple[ErrorLine, ...]
     sources: tuple[OfSource, ...]
     samples: int
     collectives: int
@@ -165,10 +165,10 @@ def of_samples(
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
-def _lines(samples: Sequence[Sample], *sets: Sequence[Residual]) -> Iterator[Line]:
+def _lines(samples: Sequence[Sample], *sets: Sequence[Residual]) -> Iterator[ErrorLine]:
     names = ("before", "fitted", "left_model", "left_source", "left_gpu")
     for what, (runtime, gpu), errors in _errors(samples, ("runtime", "gpu"), sets):
-        yield Line(what=what, runtime=runtime, gpu=gpu, **dict(zip(names, errors, strict=True)))
+        yield ErrorLine(what=what, runtime=runtime, gpu=gpu, **dict(zip(names, errors, strict=True)))
 
 
 def _of_sources(samples: Sequence[Sample], *sets: Sequence[Residual]) -> Iterator[OfSource]:

@@ -17,7 +17,7 @@ from planner.basics.arith import Number
 from planner.decide.bounds import bound_lines, memory_bound
 from planner.decide.candidates import LayoutFigures, least_seconds, seconds_per_sequence
 from planner.decide.space import Groups, Row, belongs, spaces, splits, templates
-from planner.decide.star import Parts, parts_of, simpler
+from planner.decide.star import Complexity, parts_of, simpler
 from planner.parallelism.rules import Rule
 from planner.spec import Layout
 from planner.spec.engines import EngineFacts
@@ -260,8 +260,8 @@ def least_serial_first(bounded: Sequence[BoundedBlock], most: int | None) -> Ite
 
 
 def simplest_first(
-    bounded: Sequence[BoundedBlock], seq_len: int, than: Parts
-) -> Iterator[tuple[Parts, float, float, Layout]]:
+    bounded: Sequence[BoundedBlock], seq_len: int, than: Complexity
+) -> Iterator[tuple[Complexity, float, float, Layout]]:
     """(parts, memory, seconds if nothing overlapped, layout) of the rows that are as simple as a layout of the parts
     `than` or simpler, the simplest first and then ascending in memory's bound."""
     import numpy as np  # large spaces only

@@ -18,7 +18,7 @@ from planner.ask.question import Question, case_of
 from planner.decide.bounds import bound_lines
 from planner.decide.candidates import LayoutFigures
 from planner.decide.space import by_batch, spaces
-from planner.decide.star import Parts, parts_of
+from planner.decide.star import Complexity, parts_of
 from planner.figures.memory import device_bytes, peak_at
 from planner.parallelism.rules import Rule
 from planner.spec import Layout
@@ -141,8 +141,8 @@ def least_serial_first(bounded: Sequence[BoundedGroup], most: int | None) -> Ite
 
 
 def simplest_first(
-    bounded: Sequence[BoundedGroup], seq_len: int, than: Parts
-) -> Iterator[tuple[Parts, float, float, Layout]]:
+    bounded: Sequence[BoundedGroup], seq_len: int, than: Complexity
+) -> Iterator[tuple[Complexity, float, float, Layout]]:
     """(parts, memory, seconds if nothing overlapped, layout) of the rows that are as simple as a layout of the parts
     `than` or simpler, the simplest first and then ascending in memory's bound."""
     rows = []

@@ -18,7 +18,7 @@ from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk
 from planner.inventory.forms import NF4
 from planner.inventory.lora import adapter_weights
 from planner.inventory.scores import has_scores, mask_count, masks_of
-from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, Moment, Node, Storage, Tape, Tensor
+from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, GraphNode, Moment, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.inventory.units import LAYERS, second_products, unit_weights
 from planner.spec import ModelSpec
@@ -331,7 +331,7 @@ def _checkpointed(run: Run, x: Tensor, kind: str) -> Tensor:
     return tape.record(output, (source, *positions, *masks_of(run)), backward)
 
 
-def _play_what_asks_for_nothing(tape: Tape, nodes: list[Node], begin: int, before: Live) -> None:
+def _play_what_asks_for_nothing(tape: Tape, nodes: list[GraphNode], begin: int, before: Live) -> None:
     """Take off the last nodes of a layer that runs again, which saved nothing, and play them: only the first node that
     asks for something saved has it run. So their gradients wait beside the second forward, whose moments since `begin`
     get them, and they themselves are made while there is only what lived `before` it."""

@@ -22,7 +22,7 @@ from planner.spec.layout import (
     TokenDispatcher,
 )
 
-Kind = Literal[
+OptionKind = Literal[
     "flag", "switch", "choice", "whole", "length", "real", "share", "memory", "wholes", "names", "name", "file",
     "folder", "folders",
 ]  # fmt: skip
@@ -50,7 +50,7 @@ class Option(msgspec.Struct, frozen=True):
     """One option, whose name on a command line has hyphens."""
 
     name: str
-    kind: Kind
+    kind: OptionKind
     about: str = ""  # its help, without the default
     part: str = ""  # the value it is a field of: recipe, job, layout, ...; empty where options.py reads it by name
     low: float = 1

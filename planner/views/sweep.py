@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planner.ask.question import warnings
 from planner.basics.tabletext import table
-from planner.studies.sweep import Point, Sweep
+from planner.studies.sweep import Sweep, SweepPoint
 from planner.views import strategy_text
 from planner.views.render import NOT_KNOWN, cells, count_text, network_text, percent_text, seconds_text, trust_text
 
@@ -85,7 +85,7 @@ def verdict(found: Sweep) -> str:
     )
 
 
-def _row(point: Point) -> tuple[str, ...]:
+def _row(point: SweepPoint) -> tuple[str, ...]:
     if point.best is None:
         return (str(point.gpus), "none", *("",) * 8)
     return (

@@ -26,7 +26,7 @@ from tui.asking import Checked, ScreenQuestions, Search, Searched
 from tui.messages import Changed, Entered, Picked, Submitted, Told
 from tui.widgets.details import Details
 from tui.widgets.fields import Fields
-from tui.widgets.layouts import Layouts, Ranking, Strategies
+from tui.widgets.layouts import Layouts, RankedLayouts, Strategies
 
 if TYPE_CHECKING:  # as in messages.py
     from tui.state import Planned, Screenful, Shown
@@ -44,7 +44,7 @@ class MainScreen(Screen[None]):
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (150, "-wide")]  # noqa: RUF012  # declared by Textual, in a way that mypy
     VERTICAL_BREAKPOINTS = [(0, "-low"), (36, "-high")]  # noqa: RUF012  # takes for an instance's
-    AUTO_FOCUS = "Ranking"
+    AUTO_FOCUS = "RankedLayouts"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "search", "Search", key_display="/"),
         Binding("tab", "app.focus_next", "Next"),
@@ -77,7 +77,7 @@ class MainScreen(Screen[None]):
             with Horizontal(id="below"):
                 with Vertical(id="ranking"):
                     yield Static("LAYOUTS", classes="heading", id="head", markup=False)
-                    yield Ranking()
+                    yield RankedLayouts()
                 yield Details()
         yield Static(id="command", markup=False)
         yield Footer(show_command_palette=False)
@@ -188,7 +188,7 @@ class MainScreen(Screen[None]):
         told.display = bool(shown.told)
         for one in self.query(Layouts):
             one.show(shown, self.place if one.kind == self.kind else None)
-        ranking = self.query_one(Ranking)
+        ranking = self.query_one(RankedLayouts)
         self.query_one("#head", Static).update(ranking.lines(shown, ranking.size.width)[0].splitlines()[0])
         self._show_picked()
 
@@ -236,7 +236,7 @@ class MainScreen(Screen[None]):
             self._say_planning()
             return
         self.remove_class("reading")
-        self.query_one(Strategies if self.kind == "strategies" else Ranking).focus()
+        self.query_one(Strategies if self.kind == "strategies" else RankedLayouts).focus()
 
     def action_engines(self) -> None:
         """Rank the layouts of every engine, or only of those that can be launched from here."""

@@ -98,7 +98,7 @@ def _bar(one: Shown, names: int, sizes: int, capacity: float | None, full: float
     )
 
 
-class Ranking(Layouts):
+class RankedLayouts(Layouts):
     """The best layouts of all strategies, fastest first."""
 
     kind = "ranked"
