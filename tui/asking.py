@@ -24,7 +24,7 @@ class GivenUp(Exception):
     """Nobody wants the answer of this search any more."""
 
 
-class Watch:
+class SearchProgress:
     """How far a search is, in layouts: written by its thread and read by the screen, which ends it through `end_by`."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Searched(NamedTuple):
     outcome: Planned | PlannerError | Cancelled | GivenUp
 
 
-Search = Callable[["CheckedQuestion", Watch], "Planned"]
+Search = Callable[["CheckedQuestion", SearchProgress], "Planned"]
 
 
 class ScreenQuestions:
@@ -67,7 +67,7 @@ class ScreenQuestions:
     def __init__(self, tell: Callable[[Checked | Searched], Any], search: Search | None = None) -> None:
         self._tell, self._search = tell, search
         self.number = 0
-        self.watch: Watch | None = None
+        self.watch: SearchProgress | None = None
         """Of the search that runs."""
         self._next: CheckedQuestion | None = None
 
@@ -119,7 +119,7 @@ class ScreenQuestions:
     def _search_next(self) -> None:
         if self.watch is not None or self._next is None:
             return
-        number, asked, watch, search = self.number, self._next, Watch(), self._search
+        number, asked, watch, search = self.number, self._next, SearchProgress(), self._search
         self.watch, self._next = watch, None
 
         def work() -> Searched:

@@ -151,7 +151,7 @@ def cost(any_runtime: bool | None, as_json: bool, **given: Any) -> int:
     if length.samples is not None and given.get("seq_len") is None:
         raise PlannerError("seq_len", None, "is missing: samples are sequences of this length", "Give --seq-len 2048")
     storage = real("storage_gb_per_s", own["storage_gb_per_s"], 0.0, 1e6, above=True)
-    rates = costs.Rates(
+    rates = costs.CostRates(
         price_per_gpu_hour=real("price_per_gpu_hour", own["price_per_gpu_hour"], 0.0, 1e6),
         gpu_power_w=real("gpu_power", own["gpu_power"], 0.0, 1e5, above=True),
         host_power_w=real("host_power", own["host_power"], 0.0, 1e6),

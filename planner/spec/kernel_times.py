@@ -14,6 +14,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from planner.basics.bounded import NotNegative, Positive
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.spec.preset_files import checked, read_toml, search_path
 
@@ -25,8 +26,6 @@ ALIKE = {"fp16": "bf16", "pure-bf16": "bf16"}
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 ShareOfPeak = Annotated[float, msgspec.Meta(gt=0, le=1.25)]
 """Above 1 where a card's clock is higher than that of its datasheet's rate."""
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class FitEvidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +39,7 @@ class FitEvidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source: str
 
 
-class Rates(FitEvidence, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KernelRates(FitEvidence, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a kernel that works tile by tile needs, whatever it computes.
 
     Of the waves over the multiprocessors `stepped` is the share that must be whole (the rest goes on where others
@@ -58,7 +57,7 @@ class Rates(FitEvidence, frozen=True, kw_only=True, forbid_unknown_fields=True):
     settle_s: NotNegative
 
 
-class TileTimes(Rates, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TileTimes(KernelRates, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Matrix products of one number format by their tiles.
 
     A multiprocessor reaches `share` of its part of the peak on tiles of 32,768 outputs or more, on smaller ones a part
@@ -97,7 +96,7 @@ class ExpertTimes(TileTimes, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     share_first: Share | None = None
 
 
-class AttentionTimes(Rates, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AttentionTimes(KernelRates, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Causal attention whose scores stay on the chip: the share of the peak by head size, and the keys more that a
     block takes (`ramp`). Backward is 2.5 times the FLOP at `backward_share` of forward's rate (None: not measured)."""
 

@@ -364,7 +364,7 @@ def test_a_link_that_carries_large_messages_slower_has_their_rate(op: str):
 
     probe = make_probe()
     slower = tuple(msgspec.structs.replace(one, seconds=seconds(one)) for one in probe.exchanges)
-    rates = machine.Rates({}, 1.0, {"inside": 1e9})
+    rates = machine.MeasuredRates({}, 1.0, {"inside": 1e9})
     entries = machine.link_entries(msgspec.structs.replace(probe, exchanges=slower), "inside", "loopback", rates)
     (found,) = (entry for entry in entries if entry.op == op)
     assert found.share == pytest.approx(INSIDE[op] / 1e9 / 2, rel=0.01)

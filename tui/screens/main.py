@@ -23,7 +23,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_shell
 from tui import bars, inputs
 from tui.asking import Checked, ScreenQuestions, Search, Searched
-from tui.messages import Changed, Entered, Picked, Submitted, Told
+from tui.messages import Changed, Entered, Picked, Submitted, ThreadDone
 from tui.widgets.details import Details
 from tui.widgets.fields import Fields
 from tui.widgets.layouts import Layouts, RankedLayouts, Strategies
@@ -127,10 +127,10 @@ class MainScreen(Screen[None]):
     def _tell(self, found: Checked | Searched) -> None:
         """In a thread, which may outlive the screen."""
         with suppress(RuntimeError):
-            self.post_message(Told(found))
+            self.post_message(ThreadDone(found))
 
-    @on(Told)
-    def _told(self, message: Told) -> None:
+    @on(ThreadDone)
+    def _told(self, message: ThreadDone) -> None:
         found = message.found
         if not (self.asking.checked(found) if isinstance(found, Checked) else self.asking.searched(found)):
             return

@@ -6,7 +6,7 @@ Not here: what any key means (one module a format), or the rules that options ob
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +15,7 @@ from planner.ask.bounds import Uncounted
 from planner.ask.fromfile import hub
 from planner.ask.fromfile.deepspeed import OfHidden
 from planner.ask.fromfile.sheet import HARMLESS, Ignored, OptionLine, Understood
-from planner.ask.options import cluster_of, model_of
+from planner.ask.options import Given, cluster_of, model_of
 from planner.basics.errors import PlannerError
 from planner.spec import presets
 from planner.spec.engines import ENGINES
@@ -28,8 +28,6 @@ ENGINE_BY = ("strategy", "runtime", "zero_stage")
 """Options that replace the engine a file means."""
 
 MOVED = {"more": "adds memory", "less": "takes memory away"}
-
-Given = Mapping[str, Any]
 
 
 class Merged(NamedTuple):

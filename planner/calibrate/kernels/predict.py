@@ -16,7 +16,14 @@ from planner.calibrate.kernels.tables import KernelRow
 from planner.figures.kernels.attention import attention_kernel_seconds
 from planner.figures.kernels.collectives import domain_seconds
 from planner.figures.kernels.device import Device, device_of
-from planner.figures.kernels.experts import GROUPED_TILES, Routed, expert_rows, experts_seconds, grouped_seconds, routed
+from planner.figures.kernels.experts import (
+    GROUPED_TILES,
+    RoutedRows,
+    expert_rows,
+    experts_seconds,
+    grouped_seconds,
+    routed,
+)
 from planner.figures.kernels.products import MEASURED_COPIES, product_seconds
 from planner.spec import presets
 from planner.spec.kernel_times import AttentionTimes, CollectiveTimes, ExpertTimes, ProductTimes
@@ -151,7 +158,7 @@ def _seconds_of(group: RowGroup, device: Device, one: Times) -> Number:
         around = at["num_tokens"], at["hidden_size"], inter, at["gates"], at["num_experts"]
         return experts_seconds(_routed_of(at), *around, device, one, again=True, sustained=False, tuned=at["tuned"])
     if isinstance(one, ExpertTimes):
-        given = Routed(
+        given = RoutedRows(
             at["ng"] * at["M"], at["ng"], {high: at["ng"] * -(-at["M"] // high) for high, _ in GROUPED_TILES}
         )
         return one.launch_s + grouped_seconds(given, at["N"], at["K"], device, one, output_bytes=at["output_bytes"])
@@ -173,5 +180,5 @@ def _routed_columns(group: RowGroup) -> dict[str, Column]:
     return {name: np.array(values) for name, values in columns.items()}
 
 
-def _routed_of(at: dict[str, Column]) -> Routed:
-    return Routed(at["rows"], at["busy"], {high: at[f"tiles_{high}"] for high, _ in GROUPED_TILES})
+def _routed_of(at: dict[str, Column]) -> RoutedRows:
+    return RoutedRows(at["rows"], at["busy"], {high: at[f"tiles_{high}"] for high, _ in GROUPED_TILES})
