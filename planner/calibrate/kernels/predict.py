@@ -18,7 +18,7 @@ from planner.figures.kernels.collectives import domain_seconds
 from planner.figures.kernels.device import Device, device_of
 from planner.figures.kernels.experts import (
     GROUPED_TILES,
-    RoutedRows,
+    Routed,
     expert_rows,
     experts_seconds,
     grouped_seconds,
@@ -158,7 +158,7 @@ def _seconds_of(group: RowGroup, device: Device, one: Times) -> Number:
         around = at["num_tokens"], at["hidden_size"], inter, at["gates"], at["num_experts"]
         return experts_seconds(_routed_of(at), *around, device, one, again=True, sustained=False, tuned=at["tuned"])
     if isinstance(one, ExpertTimes):
-        given = RoutedRows(
+        given = Routed(
             at["ng"] * at["M"], at["ng"], {high: at["ng"] * -(-at["M"] // high) for high, _ in GROUPED_TILES}
         )
         return one.launch_s + grouped_seconds(given, at["N"], at["K"], device, one, output_bytes=at["output_bytes"])
@@ -180,5 +180,5 @@ def _routed_columns(group: RowGroup) -> dict[str, Column]:
     return {name: np.array(values) for name, values in columns.items()}
 
 
-def _routed_of(at: dict[str, Column]) -> RoutedRows:
-    return RoutedRows(at["rows"], at["busy"], {high: at[f"tiles_{high}"] for high, _ in GROUPED_TILES})
+def _routed_of(at: dict[str, Column]) -> Routed:
+    return Routed(at["rows"], at["busy"], {high: at[f"tiles_{high}"] for high, _ in GROUPED_TILES})

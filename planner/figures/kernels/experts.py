@@ -35,7 +35,7 @@ MOST_OF_ALL = 0.8
 """The most that one expert of the published tables may draw, of the tokens (aiconfigurator, collector/helper.py)."""
 
 
-class RoutedRows(msgspec.Struct, frozen=True):
+class Routed(msgspec.Struct, frozen=True):
     """Rows that the experts of one rank are given: all, experts that have any, and tiles by their height."""
 
     rows: Number
@@ -43,11 +43,11 @@ class RoutedRows(msgspec.Struct, frozen=True):
     tiles: Mapping[int, Number]
 
 
-def routed(rows: Sequence[float]) -> RoutedRows:
+def routed(rows: Sequence[float]) -> Routed:
     """What grouped kernels need to know of the rows of each expert."""
     heights = {height for height, _ in GROUPED_TILES}
     tiles = {height: float(sum(-(-each // height) for each in rows)) for height in heights}
-    return RoutedRows(float(sum(rows)), float(sum(each > 0 for each in rows)), tiles)
+    return Routed(float(sum(rows)), float(sum(each > 0 for each in rows)), tiles)
 
 
 @lru_cache(maxsize=4096)
@@ -81,7 +81,7 @@ def grouped_share(height: int, width: int, one: ExpertTimes) -> float:
 
 @formula(unit="s", source="tiles of all experts in one set of waves (CUTLASS grouped kernels); weights of busy experts")
 def grouped_seconds(
-    given: RoutedRows,
+    given: Routed,
     n: Number,
     k: Number,
     device: Device,
@@ -114,21 +114,21 @@ def grouped_seconds(
 
 
 @formula(unit="bytes", source="weights of every expert that has a row, and its rows in and out, once")
-def grouped_bytes(given: RoutedRows, n: Number, k: Number, number_format: str, output_bytes: Number) -> Number:
+def grouped_bytes(given: Routed, n: Number, k: Number, number_format: str, output_bytes: Number) -> Number:
     """What a grouped product moves."""
     element = ELEMENT_BYTES[number_format]
     return element * (given.busy * n * k + given.rows * k) + output_bytes * given.rows * n
 
 
 @formula(unit="bytes", source="rows gathered, gated and added up: each tensor read and written once, 16 bits")
-def routing_bytes(given: RoutedRows, tokens: Number, hidden: Number, inter: Number, gates: Number) -> Number:
+def routing_bytes(given: Routed, tokens: Number, hidden: Number, inter: Number, gates: Number) -> Number:
     """What kernels around the two grouped products move; `gates` 2 for a gated activation."""
     return 2.0 * (2 * given.rows * hidden + given.rows * inter * (gates + 1) + given.rows * hidden + tokens * hidden)
 
 
 @formula(unit="s", source="two grouped products with what goes on around them (fitted: presets/kernel_times)")
 def experts_seconds(
-    given: RoutedRows,
+    given: Routed,
     tokens: Number,
     hidden: Number,
     inter: Number,

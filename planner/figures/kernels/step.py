@@ -137,7 +137,7 @@ def grouped_kernel_seconds(
     one = _expert_times(device, number_format)
     assert one is not None, number_format
     heights = {height for height, _ in experts.GROUPED_TILES}
-    given = experts.RoutedRows(count * rows, count, {height: count * ceil_div(rows, height) for height in heights})
+    given = experts.Routed(count * rows, count, {height: count * ceil_div(rows, height) for height in heights})
     alone_s = experts.grouped_seconds(given, n, k, device, one)
     energy_j = one.flop_j * 2 * count * rows * n * k + one.byte_j * experts.grouped_bytes(given, n, k, one.format, 2.0)
     return LAUNCH_S + held_back_seconds(alone_s, energy_j, device.power_w, 0.0)
