@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from planner.views.library import Cost as Cost
     from planner.views.library import Estimate as Estimate
     from planner.views.library import Explanation as Explanation
-    from planner.views.library import Fits as Fits
+    from planner.views.library import FitLimits as FitLimits
     from planner.views.library import Plan as Plan
     from planner.views.library import PlannerError as PlannerError
     from planner.views.library import Sweep as Sweep
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Answer", "Comparison", "Cost", "Estimate", "Explanation", "Fits", "Plan", "PlannerError", "Sweep", "compare",
+    "Answer", "Comparison", "Cost", "Estimate", "Explanation", "FitLimits", "Plan", "PlannerError", "Sweep", "compare",
     "cost", "estimate", "explain", "fit", "plan_of", "read_plan", "recommend", "sweep", "write_plan",
 ]  # fmt: skip
 

@@ -94,24 +94,26 @@ class Planned(msgspec.Struct, frozen=True):
         return found[place]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class CheckedQuestion(msgspec.Struct, frozen=True):
     """The fields' texts as options, and as a checked question."""
 
     given: dict[str, Any]
     question: Question
 
 
-def ask(texts: inputs.Typed, *, fetch: bool = True) -> Asked:
+def ask(texts: inputs.Typed, *, fetch: bool = True) -> CheckedQuestion:
     """Read the fields (PlannerError for what a person should change). Without `fetch` no hub is asked for a model that
     it was not asked for before: half a name is no reason to send anything, and a token with it."""
     given = inputs.given(texts)
     model = given.get("model")
     if not fetch and model and "/" in model and hub.is_model_id(model) and not hub.is_kept(model):
         raise PlannerError("model", model, "is no path here, and the hub is asked on enter", "Press enter")
-    return Asked(given, question({name: value for name, value in given.items() if name != inputs.ANY_RUNTIME}))
+    return CheckedQuestion(
+        given, question({name: value for name, value in given.items() if name != inputs.ANY_RUNTIME})
+    )
 
 
-def plan(asked: Asked, watch: Watch = lambda done, total: None) -> Planned:
+def plan(asked: CheckedQuestion, watch: Watch = lambda done, total: None) -> Planned:
     """Ask the planner (PlannerError for what a person should change). `watch` follows the search and may end it."""
     start = time.perf_counter()
     limits = Constraints(any_runtime=bool(asked.given.get(inputs.ANY_RUNTIME)))

@@ -34,7 +34,7 @@ class CannotPredict(Exception):
     """Why a row has no prediction: one sentence, without the row's own numbers where they do not matter."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class RowQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """A row with its question: the case of a training step, or the cluster of a collective; or why there is none.
 
     `memory_kind` is the prediction that the row's peak is compared with (allocated, reserved or device; None: no peak
@@ -52,19 +52,19 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     conditions: Conditions = NONE
 
 
-Reader = Callable[[Sequence[str | os.PathLike[str]]], Iterable[Asked | Unread]]
+Reader = Callable[[Sequence[str | os.PathLike[str]]], Iterable[RowQuestion | Unread]]
 """Reads files of rows: `each` below, or one that knows the words of published tables (tests/truth/published)."""
 
 
-def each(paths: Sequence[str | os.PathLike[str]]) -> Iterator[Asked | Unread]:
+def each(paths: Sequence[str | os.PathLike[str]]) -> Iterator[RowQuestion | Unread]:
     """The rows of JSON Lines files with their questions, in order (PlannerError for a file that cannot be read)."""
     return (row if isinstance(row, Unread) else asked(row) for row in each_row(paths, row_of))
 
 
-def asked(row: Row) -> Asked:
+def asked(row: Row) -> RowQuestion:
     """A row with its question, or with the reason why there is none."""
     kind, assumptions = memory_kind(row)
-    found = Asked(row=row, memory_kind=kind, assumptions=assumptions)
+    found = RowQuestion(row=row, memory_kind=kind, assumptions=assumptions)
     try:
         if row.collective is not None:
             cluster = _cluster(row)

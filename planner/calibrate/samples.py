@@ -14,7 +14,7 @@ from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.reading import read_bytes
 from planner.basics.units import GIB
-from planner.calibrate.asked import Asked
+from planner.calibrate.asked import RowQuestion
 from planner.calibrate.predict import Replayed, replay
 from planner.figures.allocator import block_bytes, bytes_beside, lasting_bytes, more_communicators, pending_bytes
 from planner.figures.conditions import NONE, Conditions
@@ -72,7 +72,7 @@ class Gathered(msgspec.Struct, frozen=True):
     unused: dict[str, int]
 
 
-def of_rows(rows: Sequence[Asked], calibration: Calibration) -> Gathered:
+def of_rows(rows: Sequence[RowQuestion], calibration: Calibration) -> Gathered:
     """Every row that measured memory or speed and can be predicted; rows of collectives are not among them."""
     samples: list[Sample] = []
     unused: dict[str, int] = {}

@@ -65,7 +65,7 @@ class Methods(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-class Asking(click.Command):
+class QuestionCommand(click.Command):
     """A command that asks the question: its forty options are made only when it runs, since start time counts."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -139,7 +139,7 @@ def planner() -> None:
     """Plan distributed training: will it fit, how to split it, how fast will it be."""
 
 
-@planner.command(cls=Asking)
+@planner.command(cls=QuestionCommand)
 @with_options(*OUTPUT_OPTIONS, FROM_OPTION, JSON_OPTION)
 def estimate(output: str | None, force: bool, from_file: str | None, as_json: bool, **given: Any) -> int:
     """Every strategy at its best layout, or exactly the layout whose group sizes are given."""
@@ -177,7 +177,7 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
     return waiting.code(answered(text, found, output))
 
 
-@planner.command(cls=Asking)
+@planner.command(cls=QuestionCommand)
 @with_options(ANY_RUNTIME_OPTION, JSON_OPTION)
 def explore(as_json: bool, **given: Any) -> int:
     """Ask, compare and choose on one screen; what is given here fills its fields."""

@@ -23,8 +23,8 @@ from planner.cli import (
     JSON_OPTION,
     NOTHING_FITS,
     OUTPUT_OPTIONS,
-    Asking,
     Methods,
+    QuestionCommand,
     answered,
     with_options,
 )  # fmt: skip
@@ -38,7 +38,7 @@ from planner.views.ranking import ranking_text
 from planner.views.verdict import trouble
 
 
-class Recommending(Asking):
+class Recommending(QuestionCommand):
     """Its --method says what is ranked where none is asked for."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:

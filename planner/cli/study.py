@@ -12,13 +12,13 @@ import click
 
 from planner.basics.saying import say
 from planner.basics.waiting import searching
-from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, Asking, tell
+from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, QuestionCommand, tell
 from planner.spec.options import DEFAULT_SEQ_STEP
 from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES
 from planner.studies.sweep import DEFAULT_WORTH
 
 
-@click.command(cls=Asking)
+@click.command(cls=QuestionCommand)
 @click.option("--what", metavar="NAMES", help=f"Of {', '.join(QUANTITIES)}; separated by commas. Default: all.")
 @click.option("--max-gpus", metavar="N", help=f"Search up to N GPUs. Default: {DEFAULT_MAX_GPUS}.")
 @click.option("--seq-step", metavar="N", help=f"Try multiples of N tokens. Default: {DEFAULT_SEQ_STEP}.")
@@ -46,7 +46,7 @@ def fit(
     return waiting.code(NOTHING_FITS if missing else 0)
 
 
-class Sweeping(Asking):
+class Sweeping(QuestionCommand):
     """Its --gpus are several sizes."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -77,7 +77,7 @@ def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: A
     return waiting.code(0)
 
 
-@click.command(cls=Asking)
+@click.command(cls=QuestionCommand)
 @click.option("--tokens", metavar="N", help="Tokens of the data set, such as 2T or 300B.")
 @click.option("--samples", metavar="N", help="Sequences of --seq-len tokens of the data set, such as 1M.")
 @click.option("--epochs", metavar="N", help="Times the data set is seen. Default: 1.")

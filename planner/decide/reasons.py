@@ -54,7 +54,7 @@ class Reason(msgspec.Struct, frozen=True):
     text: str
 
 
-Rule = Callable[[Seen], str | None]
+ReasonRule = Callable[[Seen], str | None]
 
 
 def reasons_of(found: Answer) -> tuple[Reason, ...]:
@@ -313,7 +313,7 @@ def accumulation_saves_memory(seen: Seen) -> str | None:
     )
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[ReasonRule, ...] = (
     what_limits,
     ddp_when_it_fits,
     lora_before_sharding,

@@ -32,7 +32,7 @@ class Groups(NamedTuple):
     tp: int
 
 
-class Row(NamedTuple):
+class LayoutColumns(NamedTuple):
     """The numbers of a layout, or columns of them: `Groups`, expert groups and the batch."""
 
     pp: Any
@@ -84,7 +84,7 @@ def by_batch(question: Question, facts: EngineFacts) -> Iterator[tuple[Layout, l
     for template in templates(question, facts):
         for groups, experts, batches in found:
             for ep in experts:
-                some = [one for one in batches if belongs(question, facts, template, Row(*groups, ep, *one))]
+                some = [one for one in batches if belongs(question, facts, template, LayoutColumns(*groups, ep, *one))]
                 if some:
                     yield msgspec.structs.replace(template, **groups._asdict(), ep=ep), some
 
@@ -134,7 +134,7 @@ def _recomputations(question: Question, facts: EngineFacts) -> tuple[str, ...]:
     return _left(pinned, values)
 
 
-def belongs(question: Question, facts: EngineFacts, template: Layout, row: Row) -> Any:
+def belongs(question: Question, facts: EngineFacts, template: Layout, row: LayoutColumns) -> Any:
     """Whether a template's categories matter to a row of numbers, or the mask of columns: no layout comes twice.
 
     Schedules matter to pipelines, methods of context parallelism to its groups. Sequence parallelism only saves: unless

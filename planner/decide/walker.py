@@ -13,7 +13,7 @@ from typing import Protocol
 from planner.ask.question import Question, case_of
 from planner.basics.progress import Progress
 from planner.decide.candidates import Candidate, LayoutFigures, beats, order_of, thing_of
-from planner.decide.star import Parts, order_of_star, parts_of
+from planner.decide.star import Complexity, order_of_star, parts_of
 from planner.parallelism.rules import Rule
 from planner.spec import Layout
 
@@ -82,8 +82,8 @@ class Space(Protocol):
         all), ascending in the bound."""
 
     def simplest_first(
-        self, bounded: Sequence[BoundedRows], seq_len: int, than: Parts, /
-    ) -> Iterator[tuple[Parts, float, float, Layout]]:
+        self, bounded: Sequence[BoundedRows], seq_len: int, than: Complexity, /
+    ) -> Iterator[tuple[Complexity, float, float, Layout]]:
         """(parts, memory, seconds if nothing overlapped, layout) of the rows that are as simple as a layout of the
         parts `than` or simpler, the simplest first and then ascending in memory's bound."""
 

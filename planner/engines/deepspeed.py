@@ -83,11 +83,11 @@ def _updated_at_once(case: Case) -> Number:
 def _step_temporaries(case: Case, elements: Number) -> Number:
     """The optimizer's own; Muon's matrices are whole on the rank that updates them, one after the other."""
     settings, master = case.job.optimizer, states(case).master or states(case).weight
-    seen: optimizers.Units = [([optimizers.flat(elements)], 1)]
+    seen: optimizers.UpdateUnits = [([optimizers.flat(elements)], 1)]
     if settings.name == "muon":
         matrices = [w for unit in LAYERS for w in case.units()[unit] if w.trainable and len(w.shape) >= 2]
         rest = optimizers.flat(elements * left_to_adamw(case))
-        seen = [([optimizers.Tensor(w.shape, w.elements) for w in matrices], 1), ([rest], 1)]
+        seen = [([optimizers.TrainedTensor(w.shape, w.elements) for w in matrices], 1), ([rest], 1)]
     return optimizers.temporaries(settings, seen, master, implementation(case))
 
 

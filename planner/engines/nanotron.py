@@ -152,7 +152,7 @@ class Nanotron(ModelParallel):
 
         return at
 
-    def beside(self, case: Case) -> list[tensor.Beside]:
+    def beside(self, case: Case) -> list[tensor.OverlappedCollective]:
         """Its asynchronous linears (tp_linear_async_communication, which its configurations for dense models set, as
         did those of the published sweep: scaling_benchmarks.py of 67c5ebb6): while tokens are gathered a rank
         multiplies its own part of them alone (parallel/tensor_parallel/functional.py)."""
@@ -161,8 +161,8 @@ class Nanotron(ModelParallel):
             *tensor.beside_weight_gradients(
                 sequence_parallel=True, regathers=regathers(case.parts.column_input, case.layout.recompute)
             ),
-            tensor.Beside("all_gather", "forward", "column", "forward", own),
-            tensor.Beside("all_gather", "backward", "row", "inputs", own),
+            tensor.OverlappedCollective("all_gather", "forward", "column", "forward", own),
+            tensor.OverlappedCollective("all_gather", "backward", "row", "inputs", own),
         ]
 
     def data(self, case: Case, axis: str, elements: Number) -> list[Call]:

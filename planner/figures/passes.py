@@ -17,12 +17,12 @@ from planner.basics.formula import formula
 from planner.engines import engine_of
 from planner.figures.comm import Traffic, traffic
 from planner.figures.conditions import NONE, Conditions, call_seconds
-from planner.figures.kernels.device import Device as Chip
+from planner.figures.kernels.device import Device
 from planner.figures.kernels.device import device_of as chip_of
 from planner.figures.kernels.products import Product, is_aligned, unaligned_seconds
 from planner.figures.kernels.step import (
-    Asked,
     Attention,
+    KernelCall,
     Rows,
     at_rows,
     distinct_rows,
@@ -34,7 +34,7 @@ from planner.figures.linktime import collective_seconds
 from planner.figures.tensorhiding import hidden_of
 from planner.figures.work import Load, Work, element_bytes_of, work_categories
 from planner.parallelism.case import LAYERS, UNITS, Case
-from planner.spec.calibration import Calibration, Coefficients, Compute
+from planner.spec.calibration import Calibration, Coefficients, ComputeCoefficients
 
 WITHIN = ("tp", "cp", "ep")
 """Axes whose collectives stand in the way of every micro-batch's compute."""
@@ -112,7 +112,7 @@ def matmul_rate(case: Case, work: dict[str, Work]) -> Number | None:
     return blended_rate(eight_bit / all_flops, fast, slow)
 
 
-class Device(msgspec.Struct, frozen=True):
+class DeviceSpeed(msgspec.Struct, frozen=True):
     """What the device could do, and how near the software comes to it. `waits` where the host itself computes, or
     starts no operation before the last is done.
 
@@ -125,13 +125,15 @@ class Device(msgspec.Struct, frozen=True):
     bytes_per_s: float
     element_bytes: float
     waits: bool
-    known: Compute
-    kernels: Chip | None = None
+    known: ComputeCoefficients
+    kernels: Device | None = None
     rows: Rows | None = None
     unaligned_flops_per_s: float | None = None
 
 
-def device_of(case: Case, work: dict[str, Work], known: Coefficients, conditions: Conditions = NONE) -> Device | None:
+def device_of(
+    case: Case, work: dict[str, Work], known: Coefficients, conditions: Conditions = NONE
+) -> DeviceSpeed | None:
     """None where the device's rates are unknown."""
     gpu, peak = case.cluster.gpu, matmul_rate(case, work)
     if peak is None or gpu.memory_bytes_per_s is None:
@@ -141,10 +143,12 @@ def device_of(case: Case, work: dict[str, Work], known: Coefficients, conditions
     waits = gpu.kind == "cpu" or conditions.blocking
     scalar = gpu.flops_per_s.get("fp32")
     unaligned = scalar * conditions.unaligned_share if conditions.unaligned_share and scalar is not None else None
-    return Device(peak, gpu.memory_bytes_per_s, element_bytes_of(case), waits, known.compute, chip, rows, unaligned)
+    return DeviceSpeed(
+        peak, gpu.memory_bytes_per_s, element_bytes_of(case), waits, known.compute, chip, rows, unaligned
+    )
 
 
-def kernels_of(case: Case, known: Compute) -> Chip | None:
+def kernels_of(case: Case, known: ComputeCoefficients) -> Device | None:
     """The measured kernels by which a calibration times the case's products; None where it does by shares of the peak,
     or nobody measured kernels of its number format on such a device."""
     chip = chip_of(case.cluster.gpu) if known.pace else None
@@ -172,7 +176,7 @@ class _Seconds(NamedTuple):
 
 
 def loads_of(
-    one: Work, device: Device, kernels_s: tuple[Number, Number] | None = None, *, started: bool = True
+    one: Work, device: DeviceSpeed, kernels_s: tuple[Number, Number] | None = None, *, started: bool = True
 ) -> tuple[_Seconds, _Seconds]:
     """Forward, and backward with what it computes again; `kernels_s` are the seconds of their kernels, where known. The
     host starts nothing of a CUDA graph."""
@@ -186,7 +190,7 @@ def loads_of(
 
 
 def loads_by_unit(
-    case: Case, work: dict[str, Work], device: Device, graphed: Collection[str] = ()
+    case: Case, work: dict[str, Work], device: DeviceSpeed, graphed: Collection[str] = ()
 ) -> dict[str, tuple[_Seconds, _Seconds]]:
     """`loads_of` of each unit, of `graphed` ones with nothing that the host starts; of columns the kernels of each row
     that splits a micro-batch and its weights differently are timed once, for all blocks of a search that have it."""
@@ -235,7 +239,7 @@ else that they depend on."""
 MOST_TIMED = 100_000
 
 
-def _timed_of(case: Case, chip: Chip, known: Compute) -> dict[tuple[float, ...], list[float]]:
+def _timed_of(case: Case, chip: Device, known: ComputeCoefficients) -> dict[tuple[float, ...], list[float]]:
     asked = *work_categories(case), chip, known.pace, known.attention_pace
     if asked not in _TIMED:
         if sum(map(len, _TIMED.values())) > MOST_TIMED:
@@ -245,7 +249,7 @@ def _timed_of(case: Case, chip: Chip, known: Compute) -> dict[tuple[float, ...],
 
 
 def passes_of(
-    loads: tuple[_Seconds, _Seconds], device: Device, waiting: Passes | None = None, calling: Passes | None = None
+    loads: tuple[_Seconds, _Seconds], device: DeviceSpeed, waiting: Passes | None = None, calling: Passes | None = None
 ) -> Passes:
     """One occurrence of a unit: its work and what it waits for, or what the host takes to start it and to call.
 
@@ -259,7 +263,7 @@ def passes_of(
     return Passes(*found)
 
 
-def working_seconds(load: Load, device: Device, kernels_s: Number | None = None) -> Number:
+def working_seconds(load: Load, device: DeviceSpeed, kernels_s: Number | None = None) -> Number:
     """Matrix products, at least as long as their operands take from memory; attention; and what only moves bytes.
     `kernels_s` are the seconds of the load's kernels, where known."""
     known, memory = device.known, (device.bytes_per_s, device.known.memory_share)
@@ -278,7 +282,7 @@ def working_seconds(load: Load, device: Device, kernels_s: Number | None = None)
     return products_s + attention_s + moved_s
 
 
-def _on_chip(asked: Iterable[Asked], chip: Chip, device: Device) -> Number:
+def _on_chip(asked: Iterable[KernelCall], chip: Device, device: DeviceSpeed) -> Number:
     """Seconds of kernels, those of unaligned products at their own rate where it is known."""
     rate = device.unaligned_flops_per_s
     if rate is None:
@@ -293,7 +297,7 @@ def _on_chip(asked: Iterable[Asked], chip: Chip, device: Device) -> Number:
     return total
 
 
-def least_working_seconds(load: Load, device: Device) -> Number:
+def least_working_seconds(load: Load, device: DeviceSpeed) -> Number:
     """A bound below a load's seconds that does not depend on the size of its products."""
     if (chip := device.kernels) is None:
         return working_seconds(msgspec.structs.replace(load, operands=0.0, fixed_bytes=0.0), device)
@@ -301,7 +305,9 @@ def least_working_seconds(load: Load, device: Device) -> Number:
     return _paced(lambda some: least_seconds(some, chip), load.kernels, device.known) + memory_s
 
 
-def _paced(seconds: Callable[[Iterable[Asked]], Number], kernels: Sequence[Asked], known: Compute) -> Number:
+def _paced(
+    seconds: Callable[[Iterable[KernelCall]], Number], kernels: Sequence[KernelCall], known: ComputeCoefficients
+) -> Number:
     """Seconds of kernels in a step, by what kernels take alone."""
     products = [one for one in kernels if not isinstance(one, Attention)]
     attention = [one for one in kernels if isinstance(one, Attention)]
@@ -314,7 +320,7 @@ def waiting_of(case: Case, known: Coefficients) -> dict[str, Passes]:
     return _by_unit(case, _seconds_within(case, known))
 
 
-def waited_of(case: Case, known: Coefficients, device: Device) -> dict[str, Passes]:
+def waited_of(case: Case, known: Coefficients, device: DeviceSpeed) -> dict[str, Passes]:
     """The same, less what runs beside the products of the linears that tensor groups split."""
     sent = _seconds_within(case, known)
     waiting = _by_unit(case, sent)

@@ -12,7 +12,7 @@ from planner.basics.arith import Number, by_value, where
 from planner.basics.formula import formula
 from planner.basics.units import format_bytes, format_duration, format_seconds
 from planner.inventory import LAYERS, UNITS, parameters, unit_weights
-from planner.inventory.optimizers import Tensor, state_bytes
+from planner.inventory.optimizers import TrainedTensor, state_bytes
 from planner.inventory.units import repeats
 from planner.spec import Cluster, ModelSpec, TrainingJob
 from planner.spec.plan import CheckpointAdvice
@@ -70,7 +70,7 @@ def size_of(model: ModelSpec, job: TrainingJob) -> float:
     for unit in UNITS:
         for weight in unit_weights(model, lora)[unit]:
             if lora is None or weight.adapter:
-                tensor = Tensor(weight.shape, weight.elements, hidden=unit in LAYERS)
+                tensor = TrainedTensor(weight.shape, weight.elements, hidden=unit in LAYERS)
                 states += repeats(model, unit) * float(state_bytes(job.optimizer, tensor, ELEMENT_BYTES))
     return float(checkpoint_bytes(trained, states))
 

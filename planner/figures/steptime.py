@@ -23,7 +23,7 @@ from planner.figures.linktime import collective_seconds
 from planner.figures.passes import (
     SPLITS,
     WITHIN,
-    Device,
+    DeviceSpeed,
     Passes,
     calling_of,
     coefficients,
@@ -41,7 +41,7 @@ from planner.figures.passes import (
     waited_of,
 )
 from planner.figures.pipelinetime import pipeline_seconds
-from planner.figures.stepparts import PHASES, Moved, PhaseWaits, StepParts, Wait, Waits
+from planner.figures.stepparts import PHASES, PhaseWaits, StepParts, TransferWait, Wait, Waits
 from planner.figures.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Work, unit_work
 from planner.inventory.optimizers import matrix_flops, moved_bytes
 from planner.parallelism.case import LAYERS, UNITS, Case
@@ -130,7 +130,7 @@ def _optimizer_bytes(case: Case) -> Number:
     return update_bytes(mine, element, moved_bytes(case.job.optimizer, element, implementation(case)), clip)
 
 
-def optimizer_seconds(case: Case, device: Device) -> Number:
+def optimizer_seconds(case: Case, device: DeviceSpeed) -> Number:
     """The update's memory traffic, its 16-bit matrix products if it has any (Muon), and a CPU's tensor by tensor."""
     known = device.known
     took_s = memory_seconds(_optimizer_bytes(case), device.bytes_per_s, known.memory_share)
@@ -262,14 +262,14 @@ def waits_of(
     windows = {"forward": accum * own.forward_s, "backward": accum * own.backward_s}
     outside = [(call, call_s) for call, call_s in zip(calls, seconds, strict=True) if not _in_passes(call[0])]
     phases = {phase: _waited(phase, outside, windows.get(phase), accum, known.overlap.hidden_share) for phase in PHASES}
-    moved: list[Moved] = []
+    moved: list[TransferWait] = []
     moved_s: Number = 0.0
     for one in offload_traffic(case):
         crossing_s = transfer_seconds(case, one)
         if crossing_s is None:
             return None
         beside = windows.get(one.phase, 0.0) if one.overlappable else 0.0
-        moved.append(Moved(one, crossing_s, maximum(crossing_s - beside, 0.0)))
+        moved.append(TransferWait(one, crossing_s, maximum(crossing_s - beside, 0.0)))
         moved_s = moved_s + moved[-1].waited_s
     return Waits(phases, moved, moved_s)
 

@@ -338,7 +338,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         return tape.replaced(x, ops.dropout(tape, x, self.probability(of_family), share))
 
 
-class Run(NamedTuple):
+class ModelPass(NamedTuple):
     """One pass through the model's code: what it is recorded on, which model, how it computes, and what all layers
     share of the positions (ends.rotary_tables)."""
 

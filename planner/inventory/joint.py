@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from planner.inventory.compute import Compute, Run
+from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.ops import add, copied, dropout, linear, scaled, split
 from planner.inventory.tape import Storage, Tensor
 from planner.inventory.tensors import Size, Weight
@@ -25,7 +25,7 @@ def is_joined(parts: Kernels, weight: Weight) -> bool:
     return parts.projections == "joint" and (".k_proj" in weight.name or ".v_proj" in weight.name)
 
 
-def joint_projection(run: Run, x: Tensor, weights: dict[str, Weight]) -> tuple[Tensor, Tensor, Tensor]:
+def joint_projection(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> tuple[Tensor, Tensor, Tensor]:
     """Views of one result; copies, with keys and values for every query head, where heads are grouped."""
     tape, model, compute, _ = run
     heads = (model.heads, model.kv_heads, model.kv_heads)
@@ -62,7 +62,7 @@ def _adapted(compute: Compute, weights: dict[str, Weight]) -> tuple[Sequence[str
     return parts, compute.lora if parts else None
 
 
-def _with_adapters(run: Run, x: Tensor, base: Tensor, lora: Lora, widths: Sequence[int]) -> Tensor:
+def _with_adapters(run: ModelPass, x: Tensor, base: Tensor, lora: Lora, widths: Sequence[int]) -> Tensor:
     """`base + zero_pad(conv1d(A(dropout(x)), B)) * scaling`: one A for all parts, a group of B for each.
 
     Keeps the input of A with its mask, A's result, and, where a part has no adapter, the result of B that is copied

@@ -12,7 +12,7 @@ from planner.basics.arith import Number, ceil_div
 from planner.basics.formula import formula, unrecorded
 from planner.basics.units import BYTES
 from planner.inventory import optimizers
-from planner.inventory.optimizers import Tensor
+from planner.inventory.optimizers import TrainedTensor
 from planner.parallelism.base import Call, ideal_call
 from planner.spec import Optimizer
 
@@ -43,7 +43,7 @@ def moment_bytes(optimizer: Optimizer, element_bytes: float) -> float:
     """
     side = 1 << 20
     with unrecorded():
-        large = optimizers.state_bytes(optimizer, Tensor((side, side), float(side**2)), element_bytes)
+        large = optimizers.state_bytes(optimizer, TrainedTensor((side, side), float(side**2)), element_bytes)
     return float(large) / side**2
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from planner.basics.bounded import NotNegative, Positive
 from planner.basics.errors import PlannerError
 from planner.spec import Allocator, presets
 from planner.spec.preset_files import Folders
@@ -28,10 +29,8 @@ DEVICE_KINDS = ("cuda", "hip", "cpu")
 SCOPE = ("runtime", "gpu", "link", "op")
 EVIDENCE = ("n", "spread", "source")
 
-Share = Annotated[float, msgspec.Meta(gt=0, le=2)]
+RateShare = Annotated[float, msgspec.Meta(gt=0, le=2)]
 """Above 1 where an operation needs less than the rate it is compared with: in-switch reduction sends half the bytes."""
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,10 +76,10 @@ class ComputeEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True)
     (pace 0): so do probes of a person's own machine, and files made before there was a pace.
     """
 
-    matmul_share: Share | None = None
+    matmul_share: RateShare | None = None
     half_size: NotNegative | None = None
-    attention_share: Share | None = None
-    memory_share: Share | None = None
+    attention_share: RateShare | None = None
+    memory_share: RateShare | None = None
     operation_s: NotNegative | None = None
     pace: NotNegative | None = None
     attention_pace: Positive | None = None
@@ -106,7 +105,7 @@ class LinkEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     link: str | None = None
     op: str | None = None
-    share: Share | None = None
+    share: RateShare | None = None
     half_bytes: NotNegative | None = None
     latency_s: NotNegative | None = None
 
@@ -122,7 +121,7 @@ class BandEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     time_high: Positive | None = None
 
 
-class Compute(msgspec.Struct, frozen=True, kw_only=True):
+class ComputeCoefficients(msgspec.Struct, frozen=True, kw_only=True):
     """ComputeEntry, looked up: every number known."""
 
     matmul_share: float
@@ -205,7 +204,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     calibration: str
     runtime: str
     allocator: Allocator
-    compute: Compute
+    compute: ComputeCoefficients
     overlap: Overlap
     bands: Bands
     links: tuple[tuple[LinkEntry, ...], ...]
@@ -279,7 +278,9 @@ def _of(known: Calibration, runtime: str, gpu: str, kind: str) -> Coefficients:
         calibration=known.name,
         runtime=runtime,
         allocator=Allocator(**_looked_up([list(map(_whole, level)) for level in here("allocator")], Allocator)),
-        compute=Compute(**_looked_up([list(map(_paced, level)) for level in here("compute")], Compute)),
+        compute=ComputeCoefficients(
+            **_looked_up([list(map(_paced, level)) for level in here("compute")], ComputeCoefficients)
+        ),
         overlap=Overlap(**_looked_up(here("overlap"), Overlap)),
         bands=Bands(**_looked_up(here("bands"), Bands)),
         links=tuple(tuple(level) for level in here("links")),

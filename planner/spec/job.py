@@ -14,10 +14,10 @@ NARROW_RATES = ("fp8", "fp4")
 Method = Literal["full", "lora", "qlora"]
 OptimizerName = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon", "adamw-8bit-torchao"]
 Implementation = Literal["fused", "foreach", "for-loop"]
-Step = Literal["fused", "foreach", "for-loop", "foreach-2.0"]
+StepImplementation = Literal["fused", "foreach", "for-loop", "foreach-2.0"]
 """How torch steps, older releases included: up to 2.0 its lists made two results of every tensor."""
 Packing = Literal["padded", "packed"]
-Storage = Literal["bf16", "uint8"]
+CodeStorage = Literal["bf16", "uint8"]
 BaseFormat = Literal["nf4", "gptq"]
 BYTES = "bytes"
 """The tokenizer that is built in: an id a byte."""
@@ -56,7 +56,7 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     base: BaseFormat = "nf4"
     double: bool = True
-    storage: Storage = "bf16"
+    storage: CodeStorage = "bf16"
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from planner.basics.bounded import NotNegative, Positive
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.spec.preset_files import checked, read_toml, search_path
 
@@ -25,11 +26,9 @@ ALIKE = {"fp16": "bf16", "pure-bf16": "bf16"}
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 ShareOfPeak = Annotated[float, msgspec.Meta(gt=0, le=1.25)]
 """Above 1 where a card's clock is higher than that of its datasheet's rate."""
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FitEvidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What numbers rest on: how many measurements of `gpu`, median and 90th percentile of |predicted/measured - 1| over
     them as fitted, and who measured. `n` 0: a guess."""
 
@@ -40,7 +39,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: str
 
 
-class Rates(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KernelRates(FitEvidence, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a kernel that works tile by tile needs, whatever it computes.
 
     Of the waves over the multiprocessors `stepped` is the share that must be whole (the rest goes on where others
@@ -58,7 +57,7 @@ class Rates(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
     settle_s: NotNegative
 
 
-class TileTimes(Rates, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TileTimes(KernelRates, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Matrix products of one number format by their tiles.
 
     A multiprocessor reaches `share` of its part of the peak on tiles of 32,768 outputs or more, on smaller ones a part
@@ -97,7 +96,7 @@ class ExpertTimes(TileTimes, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     share_first: Share | None = None
 
 
-class AttentionTimes(Rates, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AttentionTimes(KernelRates, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Causal attention whose scores stay on the chip: the share of the peak by head size, and the keys more that a
     block takes (`ramp`). Backward is 2.5 times the FLOP at `backward_share` of forward's rate (None: not measured)."""
 
@@ -109,7 +108,7 @@ class AttentionTimes(Rates, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     backward_share: Positive | None = None
 
 
-class MemoryTimes(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MemoryTimes(FitEvidence, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Kernels that only move bytes, at a share of the memory's rate: `kind` is `plain`, `permute` or
     `cross_entropy`."""
 
@@ -118,7 +117,7 @@ class MemoryTimes(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True)
     launch_s: NotNegative
 
 
-class CollectiveTimes(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CollectiveTimes(FitEvidence, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One collective inside a domain: NCCL's protocols LL, LL128 and Simple as a line each, of which the fastest holds.
 
     A step takes a fixed time and bytes come at a share of a GPU's link: `ll_s` and `ll_share`, and so on. The

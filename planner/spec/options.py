@@ -11,7 +11,16 @@ from typing import Literal, get_args
 
 import msgspec
 
-from planner.spec.job import AdapterKind, BaseFormat, Implementation, Method, OptimizerName, Packing, Precision, Storage
+from planner.spec.job import (
+    AdapterKind,
+    BaseFormat,
+    CodeStorage,
+    Implementation,
+    Method,
+    OptimizerName,
+    Packing,
+    Precision,
+)
 from planner.spec.layout import (
     RECOMPUTE,
     RECOMPUTE_MODULES,
@@ -22,7 +31,7 @@ from planner.spec.layout import (
     TokenDispatcher,
 )
 
-Kind = Literal[
+OptionKind = Literal[
     "flag", "switch", "choice", "whole", "length", "real", "share", "memory", "wholes", "names", "name", "file",
     "folder", "folders",
 ]  # fmt: skip
@@ -50,7 +59,7 @@ class Option(msgspec.Struct, frozen=True):
     """One option, whose name on a command line has hyphens."""
 
     name: str
-    kind: Kind
+    kind: OptionKind
     about: str = ""  # its help, without the default
     part: str = ""  # the value it is a field of: recipe, job, layout, ...; empty where options.py reads it by name
     low: float = 1
@@ -134,7 +143,7 @@ TABLE = (
     Option("quantization", "choice", "QLoRA: the base's 4-bit format.", "quantization", choices=get_args(BaseFormat),
            field="base"),
     Option("double_quant", "switch", "QLoRA: quantise the scales too (default).", "quantization", field="double"),
-    Option("quant_storage", "choice", "QLoRA: what codes are packed in.", "quantization", choices=get_args(Storage),
+    Option("quant_storage", "choice", "QLoRA: what codes are packed in.", "quantization", choices=get_args(CodeStorage),
            field="storage"),
     Option("precision", "choice", "Number format.", "job", choices=get_args(Precision), default="bf16 (mixed)"),
     Option("narrow_weights", "switch", "8-bit recipes: layers' weights in 8 bits alone (fp8_param_gather).", "job"),

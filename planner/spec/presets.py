@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from planner.basics.bounded import Positive
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.units import GB, GIB, TERA
-from planner.spec import Cluster, Gpu, Kernels, ModelSpec, Nics, Runtime, Step
+from planner.spec import Cluster, Gpu, Kernels, ModelSpec, Nics, Runtime, StepImplementation
 from planner.spec.model_rules import check_model
 from planner.spec.nodes import (
     Count,
     Node,
-    Positive,
     Taper,
     base,
     domains,
@@ -80,7 +80,7 @@ class _RuntimeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     engine: str
     kernels: str
     backend: str | None = None
-    adamw_implementation: Step = "foreach"
+    adamw_implementation: StepImplementation = "foreach"
     adapter_units: bool = False
     frozen_fp32: bool = False
     sources: dict[str, str] = {}

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from planner.spec.job import Step
+from planner.spec.job import StepImplementation
 
 
 class Allocator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kernels: str
     parts: Kernels = Kernels()
     backend: str | None = None
-    adamw_implementation: Step = "foreach"
+    adamw_implementation: StepImplementation = "foreach"
     adapter_units: bool = False
     frozen_fp32: bool = False
     expandable_segments: bool = False

@@ -51,7 +51,7 @@ def marginal_return(tokens_per_s: Number, gpus: Number, before_tokens_per_s: Num
     return (tokens_per_s / before_tokens_per_s - 1) / (gpus / before_gpus - 1)
 
 
-class Point(msgspec.Struct, frozen=True):
+class SweepPoint(msgspec.Struct, frozen=True):
     """One size. `best` None: `reason` says why. Ratios are None where no time is known; `marginal` compares with the
     size before it that has a time."""
 
@@ -77,7 +77,7 @@ class Sweep(Displayed, msgspec.Struct, frozen=True):
     scaling: str
     global_batch_size: int | None
     sequences_per_gpu: float | None
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
     worth: float
     pays_until: int | None
     stops_at: int | None
@@ -137,12 +137,12 @@ def _ask_in_proportion(question: Question, share: Fraction, constraints: Constra
     return ask(msgspec.structs.replace(question, job=job), constraints)
 
 
-def _points(replies: dict[int, Reply]) -> tuple[Point, ...]:
-    points: list[Point] = []
+def _points(replies: dict[int, Reply]) -> tuple[SweepPoint, ...]:
+    points: list[SweepPoint] = []
     smallest: tuple[int, float] | None = None
     before: tuple[int, float] | None = None
     for gpus, reply in replies.items():
-        point = Point(gpus, reply.best, reply.reason)
+        point = SweepPoint(gpus, reply.best, reply.reason)
         if (speed := point.tokens_per_s) is not None:
             smallest = smallest or (gpus, speed)
             ratio = speed_up(speed, smallest[1])
@@ -157,7 +157,7 @@ def _points(replies: dict[int, Reply]) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def where_it_stops(points: Sequence[Point], worth: float) -> tuple[int | None, int | None]:
+def where_it_stops(points: Sequence[SweepPoint], worth: float) -> tuple[int | None, int | None]:
     """(largest size that pays, first that does not): the first step whose added GPUs bring less than `worth` each."""
     pays_until: int | None = None
     for point in points:

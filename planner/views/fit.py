@@ -6,7 +6,7 @@ Not here: any figure (planner.studies.fit).
 from __future__ import annotations
 
 from planner.basics.display import Element, Table, as_text, elements_of
-from planner.studies.fit import Fits, Fitted
+from planner.studies.fit import FitLimit, FitLimits
 from planner.views import strategy_text
 from planner.views.phase import ON_CARD
 from planner.views.render import NOT_KNOWN, cells, headline, host_text
@@ -21,13 +21,13 @@ NAMES = {
 FIGURES = ("layout", "micro x accum", ON_CARD, "band", "fits", "step", "tokens/s/GPU")
 
 
-def fit_text(found: Fits) -> str:
+def fit_text(found: FitLimits) -> str:
     """`planner fit` as text."""
     return as_text(fit_view(found))
 
 
-@elements_of.register(Fits)
-def fit_view(found: Fits) -> list[Element]:
+@elements_of.register(FitLimits)
+def fit_view(found: FitLimits) -> list[Element]:
     """The table, then what stops each."""
     head = ("", "what fits", "strategy", *FIGURES)
     parts: list[Element] = [headline(found.question), "", Table(head, tuple(map(_row, found.found)), 4), ""]
@@ -44,19 +44,19 @@ def fit_view(found: Fits) -> list[Element]:
     return parts
 
 
-def _row(one: Fitted) -> tuple[str, ...]:
+def _row(one: FitLimit) -> tuple[str, ...]:
     if one.best is None:
         return (NAMES[one.quantity], NOT_KNOWN if one.interrupted else "nothing", *(NOT_KNOWN,) * 8)
     return (NAMES[one.quantity], f"{one.value:,}", strategy_text(one.best), *cells(one.best, FIGURES))
 
 
-def _offloaded(one: Fitted) -> str:
+def _offloaded(one: FitLimit) -> str:
     if not one.offloaded or one.best is None:
         return ""
     return f" Nothing fits without offload: states wait in host memory, {host_text(one.best)} of each node."
 
 
-def limit_text(one: Fitted) -> str:
+def limit_text(one: FitLimit) -> str:
     """What stops the next value."""
     value = "" if one.beyond is None else f"at {one.beyond:,}: "
     return f"{value}{one.limit.rstrip('.')}."

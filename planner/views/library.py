@@ -32,7 +32,7 @@ from planner.studies import objectives
 from planner.studies import sweep as sweeps
 from planner.studies.compare import Comparison
 from planner.studies.cost import Cost
-from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES, Fits
+from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES, FitLimits
 from planner.studies.objectives import OBJECTIVES, Reached
 from planner.studies.sweep import DEFAULT_WORTH, Sweep
 from planner.views import answer as _answer_view  # noqa: F401  these make the elements that results show
@@ -43,7 +43,7 @@ from planner.views import shown as _layout_view  # noqa: F401
 from planner.views import sweep as _sweep_view  # noqa: F401
 
 __all__ = [
-    "Answer", "Comparison", "Cost", "Estimate", "Explanation", "Fits", "Plan", "PlannerError", "Sweep", "compare",
+    "Answer", "Comparison", "Cost", "Estimate", "Explanation", "FitLimits", "Plan", "PlannerError", "Sweep", "compare",
     "cost", "estimate", "explain", "fit", "plan_of", "read_plan", "recommend", "sweep", "write_plan",
 ]  # fmt: skip
 
@@ -136,10 +136,10 @@ def fit(
     seq_step: Number | None = None,
     any_runtime: bool = False,
     **given: Value,
-) -> Fits:
+) -> FitLimits:
     """The extremes that fit, as `planner fit`: `what` of gpus, seq-len, micro-batch and global-batch (None: all).
 
-    Of the result, `found` has a Fitted a quantity: `value` is the edge (None where nothing fits), `best` its Estimate,
+    Of the result, `found` has a FitLimit each: `value` is the edge (None where nothing fits), `best` its Estimate,
     `limit` what stops the next value. `fixed` names the quantities that the options leave no choice in. The fewest GPUs
     are sought up to `max_gpus`, the longest sequence in steps of `seq_step` tokens. Raises PlannerError as `estimate`.
     """
@@ -214,7 +214,7 @@ def cost(
         raise PlannerError("seq_len", None, "is missing: samples are sequences of this length", "Give --seq-len 2048")
     storage = real("storage_gb_per_s", _text(storage_gb_per_s), 0.0, 1e6, above=True)
     gpu_rate, node_rate = _text(failures_per_gpu_hour), _text(failures_per_node_hour)
-    rates = costs.Rates(
+    rates = costs.CostRates(
         price_per_gpu_hour=real("price_per_gpu_hour", _text(price_per_gpu_hour), 0.0, 1e6),
         gpu_power_w=real("gpu_power", _text(gpu_power), 0.0, 1e5, above=True),
         host_power_w=real("host_power", _text(host_power), 0.0, 1e6),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from planner.basics.formula import Step
+from planner.basics.formula import FormulaCall
 from planner.basics.tabletext import table
 from planner.basics.units import format_bytes
 from planner.decide.explanation import tree_text
@@ -39,7 +39,7 @@ def phase_text(found: PhaseExplanation) -> str:
         lines.append(f"on the card beside it {told}")
     lines += ["", "WHAT WOULD MAKE IT SMALLER", _levers(found)]
     if found.formulas:
-        lines += ["", tree_text(Step("formulas", "", "", "", steps=list(found.formulas)))]
+        lines += ["", tree_text(FormulaCall("formulas", "", "", "", steps=list(found.formulas)))]
     return "\n".join(lines)
 
 

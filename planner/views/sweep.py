@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planner.ask.question import warnings
 from planner.basics.display import Element, Table, as_text, elements_of
-from planner.studies.sweep import Point, Sweep
+from planner.studies.sweep import Sweep
 from planner.views import strategy_text
 from planner.views.render import NOT_KNOWN, cells, count_text, network_text, percent_text, seconds_text
 from planner.views.verdict import trust_text
@@ -87,7 +87,7 @@ def verdict(found: Sweep) -> str:
     )
 
 
-def _row(point: Point) -> tuple[str, ...]:
+def _row(point: SweepPoint) -> tuple[str, ...]:
     if point.best is None:
         return (str(point.gpus), "none", *("",) * 8)
     return (

@@ -19,7 +19,7 @@ from planner.views.phase import typed
 from planner.views.render import batch_text, changes, host_text, layout_text
 
 if TYPE_CHECKING:
-    from planner.studies.fit import Fitted
+    from planner.studies.fit import FitLimit
 
 LEAST_SHOWN = 0.0005
 """Share of a step that is printed as more than nothing."""
@@ -46,7 +46,7 @@ def trust_text(known: Calibration, shown: Iterable[Estimate]) -> str:
     return f"Real steps took {low:.2g} to {high:.2g} times as long as predicted (calibration {known.name})."
 
 
-def verdict_text(found: Answer, fitted: Fitted | None = None) -> list[str]:
+def verdict_text(found: Answer, fitted: FitLimit | None = None) -> list[str]:
     """The recommended layout with what it costs, or why there is none; `fitted` is what an objective found."""
     trust = trust_text(found.question.calibration, [found.best] if found.best else found.estimates[:1])
     why_none = failure_text(found, fitted)
@@ -65,7 +65,7 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def failure_text(found: Answer, fitted: Fitted | None = None) -> str | None:
+def failure_text(found: Answer, fitted: FitLimit | None = None) -> str | None:
     """Why nothing is recommended, and the ways out where memory is the cause; None when something is."""
     told = trouble(found, fitted)
     if told is None or found.unlaunched or not found.estimates or any(one.fits for one in found.estimates):
@@ -73,7 +73,7 @@ def failure_text(found: Answer, fitted: Fitted | None = None) -> str | None:
     return f"{told} {sentence(way_out(found))}."
 
 
-def trouble(found: Answer, fitted: Fitted | None = None) -> str | None:
+def trouble(found: Answer, fitted: FitLimit | None = None) -> str | None:
     """Why nothing is recommended, and the nearest layout to it; None when something is."""
     if found.recommended is not None and (fitted is None or fitted.value is not None):
         return None

@@ -25,7 +25,7 @@ from planner.parallelism.case import Case
 from planner.spec import Allocator, Layout, TrainingJob, presets
 from planner.spec.calibration import UNCALIBRATED, Calibration, ComputeEntry, calibration
 from planner.spec.plan import encode_plan
-from planner.spec.record import Measured, PhaseMemory, RunRecord
+from planner.spec.record import PhaseMemory, RankMeasurements, RunRecord
 from tests.truth.published.reader import by_value, each
 
 ROWS = Path(__file__).parent.parent / "truth" / "simumax_b200.jsonl"
@@ -181,7 +181,7 @@ def test_what_hosts_that_waited_took_for_an_operation_tells_nothing_of_others():
     waited = {name: added(slow, WAITED, name) for name in "bcd"}
 
     def shared(*some: list[Sample]) -> ComputeEntry:
-        made = fit.Fits(Added(BASE), BASE).calibration([one for each in some for one in each], "test")
+        made = fit.SampleFits(Added(BASE), BASE).calibration([one for each in some for one in each], "test")
         here, anywhere = [entry for entry in made.compute if entry.runtime is None]
         assert (here.gpu, anywhere.gpu, here.operation_s) == ("h100-sxm-80gb", "cuda", anywhere.operation_s)
         return here
@@ -214,7 +214,7 @@ def test_too_few_measurements_leave_the_defaults_and_say_so():
 
 
 def fitted(samples: list[Sample]) -> Calibration:
-    return fit.Fits(Timer(BASE), BASE).calibration(samples, "mine")
+    return fit.SampleFits(Timer(BASE), BASE).calibration(samples, "mine")
 
 
 @pytest.mark.parametrize("key", ["model", "source"])
@@ -288,7 +288,7 @@ def test_a_doubled_term_shows_in_the_reported_errors():
     right = report.of_samples(gathered.samples, BASE, "right")
     wrong = report.of_samples([_with_twice_the_gradients(one) for one in gathered.samples], BASE, "wrong")
 
-    def memory(found: report.Calibrated) -> report.Line:
+    def memory(found: report.Calibrated) -> report.ErrorLine:
         return next(line for line in found.lines if line.what == "memory")
 
     assert memory(right).left_model.median < 0.02
@@ -340,7 +340,8 @@ def test_a_run_folder_is_a_measurement_of_its_plan(tmp_path: Path):
     (tmp_path / "plan.json").write_bytes(encode_plan(make_plan(case, BASE)))
     peak = PhaseMemory(phase="backward", terms={"params": 5e6, "grads": 4e6})
     ranks = tuple(
-        Measured(rank=rank, node=0, local_rank=rank, memory_source="live-tensors", memory=(peak,)) for rank in (0, 1)
+        RankMeasurements(rank=rank, node=0, local_rank=rank, memory_source="live-tensors", memory=(peak,))
+        for rank in (0, 1)
     )
     record = RunRecord(
         plan_hash="", status="succeeded", exit_code=0, started="", seconds=1.0, backend="accelerate",

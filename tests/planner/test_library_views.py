@@ -20,10 +20,8 @@ FACES = {
     "estimate": (lambda: planner.estimate(model="7b", gpus=16), "estimate --model 7b --gpus 16"),
     "nothing fits": (lambda: planner.estimate(model="70b", gpus=8), "estimate --model 70b --gpus 8"),
     "cost": (
-        lambda: planner.cost(
-            model="7b", gpus=16, tokens=1e9, price_per_gpu_hour=2.5, checkpoint_time="90s", checkpoint_interval="1h"
-        ),
-        "cost --model 7b --gpus 16 --tokens 1e9 --price-per-gpu-hour 2.5 --checkpoint-time 90s --checkpoint-interval 1h",
+        lambda: planner.cost(model="7b", gpus=16, tokens=1e9, price_per_gpu_hour=2.5, checkpoint_time="90s"),
+        "cost --model 7b --gpus 16 --tokens 1e9 --price-per-gpu-hour 2.5 --checkpoint-time 90s",
     ),
     "sweep": (lambda: planner.sweep([8, 16], model="7b", worth=0.4), "sweep --model 7b --gpus 8,16 --worth 0.4"),
     "fit": (
@@ -111,7 +109,7 @@ def test_what_the_library_returns_has_a_view():
         if isinstance(kind := getattr(planner, name), type) and issubclass(kind, Displayed)
     }
 
-    assert {one.__name__ for one in returned} == {"Answer", "Comparison", "Cost", "Estimate", "Fits", "Sweep"}
+    assert {one.__name__ for one in returned} == {"Answer", "Comparison", "Cost", "Estimate", "FitLimits", "Sweep"}
     assert all(elements_of.dispatch(one) is not elements_of.dispatch(object) for one in returned)
 
 

@@ -63,8 +63,8 @@ def test_a_saved_module_is_a_trained_16_bit_copy_with_its_own_gradient_and_state
 
 
 def test_lists_of_torch_2_0_hold_a_second_result_of_one_format_at_a_time() -> None:
-    wide, narrow = optimizers.Tensor((10, 10), 100), optimizers.Tensor((30, 10), 300, element_bytes=2.0)
-    units: optimizers.Units = [([wide], 1), ([narrow], 1)]
+    wide, narrow = optimizers.TrainedTensor((10, 10), 100), optimizers.TrainedTensor((30, 10), 300, element_bytes=2.0)
+    units: optimizers.UpdateUnits = [([wide], 1), ([narrow], 1)]
 
     assert optimizers.temporaries(Optimizer(), units, 4.0, "foreach") == 4 * 100 + 2 * 300
     assert optimizers.temporaries(Optimizer(), units, 4.0, "foreach-2.0") == 4 * 100 + 2 * 300 + 2 * 300

@@ -187,7 +187,7 @@ def test_tokens_travel_to_their_experts_and_back_in_both_passes() -> None:
     ],
 )
 def test_muon_s_products_by_hand(shape: tuple[int, ...], shards: int, flops: float) -> None:
-    tensor = optimizers.Tensor(shape, math.prod(shape) / shards, shards)
+    tensor = optimizers.TrainedTensor(shape, math.prod(shape) / shards, shards)
     muon = Optimizer(name="muon")
     assert optimizers.matrix_flops(muon, [([tensor], 7)]) == 7 * flops
     assert optimizers.matrix_flops(muon, [([replace(tensor, hidden=False)], 7)]) == 0

@@ -18,7 +18,7 @@ from planner.figures.linktime import collective_seconds
 from planner.figures.passes import coefficients
 from planner.figures.routing import routed_bytes
 from planner.figures.steptime import step_time
-from planner.parallelism.base import Routed
+from planner.parallelism.base import TokenRouting
 from planner.parallelism.case import Case
 from planner.parallelism.expert import parts_reached, sent_once
 from planner.parallelism.rules import check
@@ -30,7 +30,7 @@ from planner.views.render import layout_text
 GUESSES = calibration(UNCALIBRATED)
 SEQ, K, EXPERTS, HIDDEN, BYTES = 4096, 8, 128, 2048, 2
 """Of Qwen3 30B."""
-ROUTED = Routed(K, EXPERTS)
+ROUTED = TokenRouting(K, EXPERTS)
 OLD_PLAN = Path(__file__).parents[1] / "executor" / "old" / "run" / "plan.json"
 
 
@@ -47,7 +47,7 @@ def test_parts_reached_are_the_mean_over_all_choices_of_experts(parts: int, top_
     each = experts // parts
     reached = [len({one // each for one in chosen}) for chosen in combinations(range(experts), top_k)]
 
-    assert parts_reached(parts, Routed(top_k, experts)) == pytest.approx(sum(reached) / len(reached))
+    assert parts_reached(parts, TokenRouting(top_k, experts)) == pytest.approx(sum(reached) / len(reached))
 
 
 def test_columns_of_parts_are_their_numbers() -> None:

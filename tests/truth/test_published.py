@@ -19,7 +19,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.units import GIB
 from planner.calibrate.asked import CannotPredict, each
 from planner.calibrate.predict import replay
-from planner.calibrate.rows import Collective, Measured, Source, each_row
+from planner.calibrate.rows import Measured, MeasuredCall, Source, each_row
 from planner.figures.conditions import NONE
 from planner.figures.memory import memory_breakdown
 from planner.spec.calibration import calibration
@@ -108,7 +108,7 @@ def test_a_word_that_breaks_the_format_is_refused_with_its_place(changes, said):
 def test_the_format_is_documented_field_by_field():
     told = (TRUTH / "README.md").read_text()
     parts = {"model": RowModel, "hardware": Hardware, "lora": RowLora, "layout": RowLayout, "measured": Measured}
-    for name, part in (parts | {"source": Source, "collective": Collective}).items():
+    for name, part in (parts | {"source": Source, "collective": MeasuredCall}).items():
         (listed,) = re.findall(rf"`{name}\{{([^}}]*)\}}`", told)
         assert sorted(listed.split(", ")) == sorted(part.__struct_fields__), name
     fields = set(WordRow.__struct_fields__) - {"file", "schema", "plan", "options"}

@@ -99,7 +99,7 @@ def _bar(one: ShownLayout, names: int, sizes: int, capacity: float | None, full:
     )
 
 
-class Ranking(Layouts):
+class RankedLayouts(Layouts):
     """The best layouts of all strategies, fastest first."""
 
     kind = "ranked"

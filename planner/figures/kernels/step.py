@@ -49,7 +49,7 @@ class Attention(NamedTuple):
     times: Number = 1.0
 
 
-Asked = Product | Grouped | Attention
+KernelCall = Product | Grouped | Attention
 
 
 def formats_known(device: Device, formats: Iterable[str]) -> bool:
@@ -59,7 +59,7 @@ def formats_known(device: Device, formats: Iterable[str]) -> bool:
     return all(device.peak(one) is not None and _expert_times(device, one) is not None for one in formats)
 
 
-def kernels_seconds(asked: Iterable[Asked], device: Device, rows: Rows | None = None) -> Number:
+def kernels_seconds(asked: Iterable[KernelCall], device: Device, rows: Rows | None = None) -> Number:
     """Seconds of kernels one after the other. `rows` are the distinct rows of columns."""
     total: Any = 0.0
     for one in asked:
@@ -69,7 +69,7 @@ def kernels_seconds(asked: Iterable[Asked], device: Device, rows: Rows | None = 
     return every
 
 
-def least_seconds(asked: Iterable[Asked], device: Device) -> Number:
+def least_seconds(asked: Iterable[KernelCall], device: Device) -> Number:
     """A bound below the seconds of kernels, in proportion to their FLOP: full waves of the best tiles, nothing else."""
     total: Number = 0.0
     for one in asked:
@@ -123,7 +123,7 @@ MOST_EXACT = 2.0**53
 """All whole numbers up to it are floats."""
 
 
-def at_rows(asked: Asked, first: Any) -> Asked:
+def at_rows(asked: KernelCall, first: Any) -> KernelCall:
     """A kernel whose columns are those of some rows."""
     sizes: Iterable[Any] = asked
     return type(asked)(*(size[first] if is_column(size) else size for size in sizes))
@@ -147,7 +147,7 @@ LAUNCH_S = 3e-6
 """Of one kernel: an expert's numbers have the launches of all that goes on around it."""
 
 
-def _one(asked: Asked, device: Device) -> Number:
+def _one(asked: KernelCall, device: Device) -> Number:
     """Seconds of one call of a kernel: each size is timed once, and so is each row of columns."""
     times = _TIMERS[type(asked)]
     bare = asked._replace(times=1.0)
@@ -163,7 +163,7 @@ def _one(asked: Asked, device: Device) -> Number:
     return found
 
 
-def _of_rows(bare: Asked, times: Callable[[Any, Device], Number], device: Device) -> Number:
+def _of_rows(bare: KernelCall, times: Callable[[Any, Device], Number], device: Device) -> Number:
     """Seconds of a kernel of columns, of rows that were not asked for before together."""
     import numpy as np  # columns only
 

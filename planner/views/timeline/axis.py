@@ -27,7 +27,7 @@ TOLD_SHARE = 1e-3
 PREDICTED, RECORDED = "predicted", "recorded"
 
 
-class Row(msgspec.Struct, frozen=True):
+class StreamSpans(msgspec.Struct, frozen=True):
     """One stream of one track. Spans of all its lanes are together, by begin."""
 
     stream: str
@@ -49,13 +49,13 @@ class Track(msgspec.Struct, frozen=True):
     left_out_s: float = 0.0
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[StreamSpans, ...]:
         """Its streams that have spans, and compute, in their order."""
         found = []
         for stream in STREAMS:
             spans = sorted((span for span in self.spans if span.stream == stream), key=lambda span: span.start_s)
             if spans or stream == COMPUTE:
-                found.append(Row(stream, tuple(spans)))
+                found.append(StreamSpans(stream, tuple(spans)))
         return tuple(found)
 
     @property

@@ -111,7 +111,7 @@ class Internevo(ModelParallel):
 
         return at
 
-    def beside(self, case: Case) -> list[tensor.Beside]:
+    def beside(self, case: Case) -> list[tensor.OverlappedCollective]:
         """Backward of a column-parallel linear starts its collective before its weights' gradient
         (internlm/model/utils.py, FusedDenseFunc)."""
         again = regathers(case.parts.column_input, case.layout.recompute)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from planner.figures.conditions import Conditions
-from planner.spec import Step, presets
+from planner.spec import StepImplementation, presets
 
 
 class RowRuntime(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class RowRuntime(msgspec.Struct, frozen=True):
     uncast: tuple[str, ...] = ()
     upcasts_adapters: bool = False
     dropout: float = 0.0
-    steps: Step = "foreach"
+    steps: StepImplementation = "foreach"
     source: str = ""
 
 
