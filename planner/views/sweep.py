@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planner.ask.question import warnings
 from planner.basics.display import Element, Table, as_text, elements_of
-from planner.studies.sweep import Sweep
+from planner.studies.sweep import Sweep, SweepPoint
 from planner.views import strategy_text
 from planner.views.render import NOT_KNOWN, cells, count_text, network_text, percent_text, seconds_text
 from planner.views.verdict import trust_text

@@ -20,8 +20,8 @@ FACES = {
     "estimate": (lambda: planner.estimate(model="7b", gpus=16), "estimate --model 7b --gpus 16"),
     "nothing fits": (lambda: planner.estimate(model="70b", gpus=8), "estimate --model 70b --gpus 8"),
     "cost": (
-        lambda: planner.cost(model="7b", gpus=16, tokens=1e9, price_per_gpu_hour=2.5, checkpoint_time="90s"),
-        "cost --model 7b --gpus 16 --tokens 1e9 --price-per-gpu-hour 2.5 --checkpoint-time 90s",
+        lambda: planner.cost(model="7b", gpus=16, tokens=1e9, price_per_gpu_hour=2.5, gpu_power=500, pue="1.2"),
+        "cost --model 7b --gpus 16 --tokens 1e9 --price-per-gpu-hour 2.5 --gpu-power 500 --pue 1.2",
     ),
     "sweep": (lambda: planner.sweep([8, 16], model="7b", worth=0.4), "sweep --model 7b --gpus 8,16 --worth 0.4"),
     "fit": (
