@@ -1,7 +1,7 @@
 """What a layer's linear modules do beside their products: peft's adapters, and 4-bit weights that are unpacked.
 
 Works on one layout and on columns. Not here: the products (unitkernels.py), or what an engine's own code takes
-(conditions.py).
+(the hooks of engines/base.py).
 """
 
 from __future__ import annotations
