@@ -21,7 +21,7 @@ from planner.calibrate.rows import OWN_SOURCE, Measured, Row, Source, Unread
 from planner.figures.allocator import needed_bytes, pending_bytes
 from planner.figures.memory import device_bytes, memory_breakdown, memory_lines, of_same_lines, peak_at, reserved_bytes
 from planner.figures.passes import coefficients
-from planner.figures.steptime import scalar, step_time, throughput
+from planner.figures.steptime import scalar, throughput
 from planner.parallelism.case import Case
 from planner.spec import Layout
 from planner.spec.calibration import Calibration
@@ -148,7 +148,7 @@ def _figures(case: Case, asked: RowQuestion, calibration: Calibration, walks: Wa
     on_first = asked.row.measured.memory_stage == "first"
     logged = _logged(case, asked, _allocated(case, walks, first_stage=True) if on_first else allocated)
     device, needed = fullest["device"], float(needed_bytes(case, allocated))
-    time = step_time(case, calibration, conditions=asked.conditions)
+    time = asked.conditions.step_time(case, calibration)
     speed = throughput(case, time)
     bands = coefficients(case, calibration).bands
     edges = partial(_device_bytes, walks=walks)

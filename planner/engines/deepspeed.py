@@ -16,7 +16,7 @@ from planner.engines.common import implementation, parallel_compute, sent_elemen
 from planner.engines.deepspeed_common import flushes, flushing_layers, left_to_adamw, states, with_terms
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
 from planner.inventory import Compute, Moment, optimizers
-from planner.inventory.joint import is_joined
+from planner.inventory.packaged import is_part
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
@@ -137,7 +137,7 @@ class Deepspeed(Engine):
 
     def hooks(self, case: Case, unit: str) -> HookOperations:
         """What stage 3's hooks around modules, and every stage's for gradients, take of the host."""
-        weights = [weight for weight in case.units()[unit] if not weight.replaced and not is_joined(case.parts, weight)]
+        weights = [weight for weight in case.units()[unit] if not weight.replaced and not is_part(case.parts, weight)]
         trained = sum(weight.trainable for weight in weights)
         if case.layout.zero_stage < 3:
             return HookOperations(backward=REDUCED_WHOLE * trained)

@@ -1,7 +1,7 @@
 """What a layer's linear modules do beside their products: peft's adapters, and 4-bit weights that are unpacked.
 
 Works on one layout and on columns. Not here: the products (unitkernels.py), or what an engine's own code takes
-(conditions.py).
+(the hooks of engines/base.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from planner.basics.formula import formula
 from planner.engines import engine_of
 from planner.engines.common import packed
 from planner.inventory.forms import gptq_element_bytes, nf4_element_bytes
-from planner.inventory.joint import is_joined
+from planner.inventory.packaged import is_part
 from planner.parallelism.case import Case
 
 ADAPTER_OPERATIONS, CAST_OPERATIONS = 3, 4
@@ -73,7 +73,7 @@ def adapters_beside(case: Case, unit: str, element_bytes: float) -> tuple[PassTr
     outputs: Number = 0.0
     adapted = 0
     for weight in case.units()[unit]:
-        if weight.name.endswith(".lora_A") and not is_joined(case.parts, weight):
+        if weight.name.endswith(".lora_A") and not is_part(case.parts, weight):
             inputs, adapted = inputs + case.tokens * weight.shape[1], adapted + 1
         elif weight.name.endswith(".lora_B"):
             outputs = outputs + case.tokens * weight.shape[0]
@@ -98,7 +98,7 @@ def unpacking(case: Case, unit: str, element_bytes: float) -> tuple[PassTraffic,
     elements = sum(weight.elements for weight in found) + 0.0
     if quantization.base == "gptq":
         stored = gptq_element_bytes(case.model.hidden)
-        operations = GPTQ_OPERATIONS * sum(not is_joined(case.parts, weight) for weight in found)
+        operations = GPTQ_OPERATIONS * sum(not is_part(case.parts, weight) for weight in found)
         return PassTraffic(unpack_bytes(elements, stored, GPTQ_BYTES), operations), nothing
     once = PassTraffic(unpack_bytes(elements, nf4_element_bytes(quantization), element_bytes), 0.0)
     return once, once

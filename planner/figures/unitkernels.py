@@ -12,7 +12,7 @@ from planner.basics.arith import Number, ceil_div, is_column, where
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import Attention, Grouped, KernelCall
 from planner.inventory import Weight
-from planner.inventory.joint import is_joined
+from planner.inventory.packaged import is_part
 from planner.parallelism import context
 from planner.parallelism.case import Case
 
@@ -69,7 +69,7 @@ def product_kernels(
 def products_started(case: Case, weight: Weight) -> Number:
     """Operations that a forward starts for one weight: a product, and in 8 or 4 bits the conversion of its rows; none
     of its own where it is part of another's; where an engine starts each expert's alone, so many of both."""
-    if is_joined(case.parts, weight):
+    if is_part(case.parts, weight):
         return 0
     each = 2 if case.job.narrows else 1
     return weight.shape[0] * each if weight.expert and case.layout.facts.starts_each_expert else each

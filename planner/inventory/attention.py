@@ -10,9 +10,8 @@ from functools import partial
 from planner.inventory import fused, ops, rotary
 from planner.inventory.compute import ModelPass
 from planner.inventory.devices import is_math
-from planner.inventory.joint import joint_projection
-from planner.inventory.llama_adapter import prompted
 from planner.inventory.names import names_of
+from planner.inventory.packaged import projection_of
 from planner.inventory.scores import is_written_out, masks_of, math_attention, written_out_attention
 from planner.inventory.tape import Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight, matrix, with_bias
@@ -89,8 +88,8 @@ def walk_attention(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> Ten
         attended = fused.recomputed(tape, (q, k, v), partial(_core, run), masks_of(run))
     else:
         attended = _core(run, (q, k, v))
-    if compute.lora is not None and compute.lora.kind != "lora":
-        attended = prompted(tape, q, attended, model)
+    if (adapters := compute.adapters) is not None:
+        attended = adapters.attended(tape, q, attended, model)
     tape.drop(q, k, v)
     bias, in_place = weights.get("output.bias"), compute.in_place(weights, "output")
     output = compute.linear(tape, attended, weights["output"], bias=bias, result=True, in_place=in_place)
@@ -146,8 +145,8 @@ def _attended(run: ModelPass, inputs: tuple[Tensor, ...]) -> Tensor:
 
 def _queries_keys_values(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> tuple[Tensor, Tensor, Tensor]:
     tape, model, compute, _ = run
-    if compute.kernels.projections == "joint":
-        return joint_projection(run, x, weights)
+    if projection := projection_of(compute.kernels):
+        return projection.walk(run, x, weights)
     if "qkv" not in weights:
         at_once = compute.in_place(weights, *"qkv")
         flat = [

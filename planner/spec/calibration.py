@@ -89,7 +89,8 @@ class OverlapEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """How communication and compute get in each other's way.
 
     `hidden_share`: of the communication that may run beside compute, the part that really does. `straggle_s` stands in
-    files of before and is no longer used: what it saw was the host of some published runs (figures/conditions.py).
+    files of before and is no longer used: what it saw was the host of some published runs
+    (tests/truth/published/conditions.py).
     """
 
     hidden_share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None

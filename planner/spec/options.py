@@ -11,16 +11,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from planner.spec.job import (
-    AdapterKind,
-    BaseFormat,
-    CodeStorage,
-    Implementation,
-    Method,
-    OptimizerName,
-    Packing,
-    Precision,
-)
+from planner.spec.job import BaseFormat, CodeStorage, Implementation, Method, OptimizerName, Packing, Precision
 from planner.spec.layout import (
     RECOMPUTE,
     RECOMPUTE_MODULES,
@@ -127,8 +118,6 @@ TABLE = (
     Option("host_memory", "memory", "Memory of a node's host, such as 256GiB: for offload.", low=0, high=2.0**60),
     # The job.
     Option("method", "choice", "Weights that are trained.", "job", choices=get_args(Method), default="all three"),
-    Option("adapter_kind", "choice", "Kind of adapter.", "lora", choices=get_args(AdapterKind),
-           field="kind", replaced_by=("method",)),
     Option("lora_rank", "whole", "Rank of the adapters.", "lora", 1, 65_536, field="rank", replaced_by=("method",)),
     Option("lora_alpha", "whole", "Scale of the adapters.", "lora", 1, 2**20, default="twice the rank", field="alpha",
            replaced_by=("method",)),

@@ -14,13 +14,13 @@ from planner.basics import command
 from planner.basics.units import GIB
 from planner.calibrate import fit, holdout, report
 from planner.calibrate.allocator import LEAST, fit_allocator, predicted_bytes
+from planner.calibrate.asked import RunConditions
 from planner.calibrate.bands import ends
 from planner.calibrate.compute import Speeds, Timer, fit_compute
 from planner.calibrate.rows import append_rows
 from planner.calibrate.samples import Sample, of_rows, of_run
 from planner.cli import planner
 from planner.decide.planning import make_plan
-from planner.figures.conditions import Conditions
 from planner.parallelism.case import Case
 from planner.spec import Allocator, Layout, TrainingJob, presets
 from planner.spec.calibration import UNCALIBRATED, Calibration, ComputeEntry, calibration
@@ -139,7 +139,7 @@ def test_a_pace_of_attention_is_searched_where_software_has_another_than_the_mea
     assert (len(seen) > 1) == searched
 
 
-WAITED = Conditions(blocking=True)
+WAITED = RunConditions(blocking=True)
 
 
 class Added(Timer):
@@ -151,7 +151,7 @@ class Added(Timer):
         return layers * (0.020 * micro * speeds.pace + 60 * speeds.operation_s)
 
 
-def added(speeds: Speeds, conditions: Conditions, runtime: str = "accelerate-ddp") -> list[Sample]:
+def added(speeds: Speeds, conditions: RunConditions, runtime: str = "accelerate-ddp") -> list[Sample]:
     """Runs of one runtime with known speeds, a few percent off in turn."""
     made = []
     for number in range(12):
@@ -169,7 +169,7 @@ def added(speeds: Speeds, conditions: Conditions, runtime: str = "accelerate-ddp
 def test_of_hosts_that_waited_pace_and_operations_are_found_together():
     """One by one, neither is worth a move that the other would have to follow."""
     true = PACED._replace(pace=1.1, operation_s=1.6e-4)
-    waited, free = (fit_compute(added(true, conditions), Added(BASE)) for conditions in (WAITED, Conditions()))
+    waited, free = (fit_compute(added(true, conditions), Added(BASE)) for conditions in (WAITED, RunConditions()))
 
     assert (waited.speeds.pace, waited.speeds.operation_s, waited.waited) == (pytest.approx(1.1), 1.6e-4, True)
     assert free.speeds.operation_s < 1.6e-4 and free.spread > waited.spread and not free.waited
@@ -177,7 +177,7 @@ def test_of_hosts_that_waited_pace_and_operations_are_found_together():
 
 def test_what_hosts_that_waited_took_for_an_operation_tells_nothing_of_others():
     slow = PACED._replace(pace=1.1, operation_s=1.6e-4)
-    free = added(PACED._replace(pace=1.1, operation_s=1e-5), Conditions(), "a")
+    free = added(PACED._replace(pace=1.1, operation_s=1e-5), RunConditions(), "a")
     waited = {name: added(slow, WAITED, name) for name in "bcd"}
 
     def shared(*some: list[Sample]) -> ComputeEntry:

@@ -20,12 +20,12 @@ from planner.basics.units import GIB
 from planner.calibrate.asked import CannotPredict, each
 from planner.calibrate.predict import replay
 from planner.calibrate.rows import Measured, MeasuredCall, Source, each_row
-from planner.figures.conditions import NONE
 from planner.figures.memory import memory_breakdown
 from planner.spec.calibration import calibration
 from tests.truth.published import reader, sources
 from tests.truth.published.__main__ import published as commands
 from tests.truth.published.cases import case_of, memory_stage, row_case
+from tests.truth.published.conditions import NONE
 from tests.truth.published.rows import Hardware, RowLayout, RowLora, RowModel, WordRow, word_row
 
 TRUTH = Path(__file__).resolve().parent

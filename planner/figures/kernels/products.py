@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from planner.basics.arith import Number, is_column, minimum, remainder, where
+from planner.basics.arith import Number, is_column, minimum, where
 from planner.basics.formula import formula, unrecorded
 from planner.figures.kernels.device import Device
 from planner.figures.kernels.waves import (
@@ -50,22 +50,6 @@ class Product(NamedTuple):
     times: Number = 1.0
     format: str = "bf16"
     converted: Number = 1.0
-
-
-ALIGNED = 8
-"""Elements of 16 bits in the 16 bytes that a Tensor Core's kernel loads at once (NVIDIA, Matrix Multiplication
-Background, requirements to use Tensor Cores)."""
-
-
-def is_aligned(asked: Product) -> Any:
-    """Whether the rows of a product's matrices begin at multiples of 16 bytes: rows have n or k elements."""
-    return (remainder(asked.n, ALIGNED) == 0) & (remainder(asked.k, ALIGNED) == 0)
-
-
-@formula(unit="s", source="definition: FLOP over the rate of the kernels that take any alignment")
-def unaligned_seconds(m: Number, n: Number, k: Number, flops_per_s: Number) -> Number:
-    """One product whose rows do not begin at multiples of 16 bytes."""
-    return 2 * m * n * k / flops_per_s
 
 
 def tile_share(area: int, one: TileTimes) -> float:

@@ -16,6 +16,7 @@ from planner.calibrate.rows import Row, Unread, each_row
 from planner.spec.plan import Plan
 from tests.truth.published.ahead import conditions_of, forwards_ahead
 from tests.truth.published.cases import largest, memory_kind, memory_stage, row_case, step_seconds
+from tests.truth.published.conditions import NONE
 from tests.truth.published.jobs import quirk_of, said_of
 from tests.truth.published.machines import known_cluster
 from tests.truth.published.rows import WordRow, word_row
@@ -31,7 +32,7 @@ def question(row: Row) -> RowQuestion:
     if not isinstance(row, WordRow):
         return asked(row)
     row = msgspec.structs.replace(row, measured=msgspec.structs.replace(row.measured, memory_stage=memory_stage(row)))
-    found = RowQuestion(row=row, label=label(row), memory_kind=memory_kind(row))
+    found = RowQuestion(row=row, label=label(row), memory_kind=memory_kind(row), conditions=NONE)
     try:
         if row.collective is not None:
             return msgspec.structs.replace(found, cluster=known_cluster(row))

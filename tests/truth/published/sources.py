@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from planner.figures.conditions import Conditions
 from planner.spec import StepImplementation, presets
+from tests.truth.published.conditions import Conditions
 
 
 class RowRuntime(msgspec.Struct, frozen=True):
