@@ -18,10 +18,10 @@ from planner.engines.base import Call
 from planner.figures import steptime
 from planner.figures.comm import Traffic
 from planner.figures.kernels.products import Product
-from planner.figures.kernels.step import Asked, kernels_seconds
+from planner.figures.kernels.step import KernelCall, kernels_seconds
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import (
-    Device,
+    DeviceSpeed,
     LoadSeconds,
     Passes,
     by_unit,
@@ -183,7 +183,7 @@ def slowed(known: Coefficients, conditions: Conditions) -> Coefficients:
 
 
 def loads_under(
-    case: Case, work: dict[str, Work], device: Device, conditions: Conditions
+    case: Case, work: dict[str, Work], device: DeviceSpeed, conditions: Conditions
 ) -> dict[str, tuple[LoadSeconds, LoadSeconds]]:
     """The loads of each unit, with unaligned products at their own rate, and nothing that a host starts of graphs."""
     scalar = case.cluster.gpu.flops_per_s.get("fp32")
@@ -199,11 +199,11 @@ def loads_under(
     return loads
 
 
-def kernels_under(work: Work, device: Device, unaligned_flops_per_s: Number) -> tuple[Number, Number]:
+def kernels_under(work: Work, device: DeviceSpeed, unaligned_flops_per_s: Number) -> tuple[Number, Number]:
     """Seconds of the kernels of a unit's forward, and of its backward with what it computes again, with unaligned
     products at their own rate."""
 
-    def seconds(asked: Sequence[Asked]) -> Number:
+    def seconds(asked: Sequence[KernelCall]) -> Number:
         assert device.kernels is not None
         total: Number = 0.0
         for one in asked:
