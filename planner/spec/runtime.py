@@ -30,11 +30,12 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     apart: by a `mask` of numbers that all layers add to their scores, or by kernels that take their lengths
     (`varlen`).
     `projections` says whether queries, keys and values are as many matrices as in Transformers' code of the family
-    (`own`) or always one (`joint`), of which LoRA adapts `adapted_parts`; `packed_input` whether a product with a 4-bit
-    weight keeps its input and makes the weight in fp16 first (`kept`: bitsandbytes up to 0.41), `packed_head` whether
-    the head is quantised with the layers, `dropouts` whether the dropouts of the family's configuration are in the
-    code, `fused_sinks` whether a fused attention takes sinks (gpt-oss), of which scores are written out elsewhere,
-    `converts_once` whether an input that several linear modules read is converted to 8 bits once for all.
+    (`own`), or what a package brings by another name, where LoRA may adapt `adapted_parts` of one; `packed_input`
+    whether a product with a 4-bit weight keeps its input and makes the weight in fp16 first (`kept`: bitsandbytes up to
+    0.41), `packed_head` whether the head is quantised with the layers, `dropouts` whether the dropouts of the
+    family's configuration are in the code, `fused_sinks` whether a fused attention takes sinks (gpt-oss), of which
+    scores are written out elsewhere, `converts_once` whether an input that several linear modules read is converted to
+    8 bits once for all.
     `adapters` says whether peft's modules compute LoRA beside the frozen ones (`peft`), or one function with them that
     keeps its input alone and writes into results and gradients that are there (`in-place`: Unsloth).
     """
