@@ -11,13 +11,14 @@ import msgspec
 import pytest
 
 from planner.ask.question import Question, case_of
+from planner.decide.candidates import passed_seconds
 from planner.engines.base import Call
 from planner.figures.comm import traffic
 from planner.figures.conditions import NONE, Conditions, polls_of
 from planner.figures.kernels.products import Product, is_aligned, unaligned_seconds
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import coefficients
-from planner.figures.steptime import StepTime, step_parts, step_time, whole_pass_seconds
+from planner.figures.steptime import StepTime, least_loads, step_parts, step_time
 from planner.figures.work import unit_work
 from planner.parallelism.case import Case
 from planner.parallelism.pipeline import boundary_bytes
@@ -194,7 +195,8 @@ def test_the_searchs_floor_is_below_the_compute_of_every_micro_batch(micro: int,
     given = calibration()
     layout = msgspec.structs.replace(DDP, micro_batch_size=micro)
     asked = Question(presets.model("1b"), presets.cluster("dgx-h100", 8), TrainingJob(method=method), given)
-    floor = whole_pass_seconds(case_of(asked, msgspec.structs.replace(layout, micro_batch_size=1)), given)
+    one = case_of(asked, msgspec.structs.replace(layout, micro_batch_size=1))
+    floor = passed_seconds(least_loads(one, given), one.whole_repeats)
 
     assert 0 < floor <= step_time(case_of(asked, layout), given).compute_s / micro
 
