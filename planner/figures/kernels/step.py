@@ -7,6 +7,7 @@ Sizes are numbers or columns. Not here: which kernels a layer has (work.py), or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -52,7 +53,8 @@ class Attention(NamedTuple):
 Asked = Product | Grouped | Attention
 
 
-def formats_known(device: Device, formats: Iterable[str]) -> bool:
+@lru_cache(maxsize=64)
+def formats_known(device: Device, formats: tuple[str, ...]) -> bool:
     """Whether the device has a rate for each number format, and numbers to time its products, experts and attention."""
     if device.peak("bf16") is None or device.times.attend(backward=True) is None:
         return False
