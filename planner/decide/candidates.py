@@ -107,17 +107,17 @@ def passed_seconds(loads: LeastLoads, times: dict[str, int]) -> float:
     return seconds
 
 
-def last_stage_seconds(case: Case, loads: LeastLoads) -> float:
+def last_stage_seconds(case: Case, floor_s: float, loads: LeastLoads) -> float:
     """A bound below the seconds a sequence of a pipeline whose ranks hold one chunk each, a rounding's width lower: one
-    micro-batch passes all stages there and back, all others the last one at least; 0 without a pipeline."""
+    micro-batch passes all stages there and back, all others the last one at least; 0 without a pipeline. `floor_s` is
+    the layout's `floor_seconds`, `loads` what it adds up."""
     layout = case.layout
     if layout.pp == 1 or layout.pp_schedule not in ("1f1b", "gpipe") or not loads:
         return 0.0
     dense, others = case.rank_layers(layout.pp - 1)
     last = passed_seconds(loads, {"embed": 0, "dense": int(dense), "layer": int(others), "tail": 1})
-    whole = passed_seconds(loads, case.whole_repeats)
-    each = (whole + (layout.grad_accum - 1) * last) / layout.grad_accum
-    return each * layout.pp / case.cluster.gpus * (1 - ROUNDING)
+    accum = layout.grad_accum
+    return layout.pp * (floor_s + (accum - 1) * last / case.cluster.gpus) / accum * (1 - ROUNDING)
 
 
 def of_same_floor(layout: Layout) -> Layout:
@@ -158,6 +158,7 @@ class LayoutFigures:
         self._lines: dict[Layout, LinesByStage] = known._lines if known else {}
         self._passes: KnownPasses = known._passes if known else {}
         self._units: dict[Layout, dict[Hashable, Any]] = known._units if known else {}
+        self._floors: dict[Layout, float] = known._floors if known else {}
         self._loads: dict[Layout, LeastLoads] = known._loads if known else {}
 
     def case(self, layout: Layout) -> Case:
@@ -192,19 +193,17 @@ class LayoutFigures:
     def floor_seconds(self, layout: Layout) -> float:
         """Seconds a sequence that no batch of the layout goes below: each GPU does its share of the work, nothing
         else."""
-        times = self.case(layout).whole_repeats
-        return passed_seconds(self._least_loads(layout), times) / self.question.cluster.gpus
-
-    def _least_loads(self, layout: Layout) -> LeastLoads:
         key = of_same_floor(layout)
-        if key not in self._loads:
-            self._loads[key] = least_loads(self.case(key), self.question.calibration)
-        return self._loads[key]
+        if key not in self._floors:
+            case = self.case(key)
+            self._loads[key] = least_loads(case, self.question.calibration)
+            self._floors[key] = passed_seconds(self._loads[key], case.whole_repeats) / self.question.cluster.gpus
+        return self._floors[key]
 
     def least_seconds(self, layout: Layout, enough: float = math.inf) -> float:
         """A cheap bound below `seconds`; where a cheaper one is above `enough`, that one."""
         case = self.case(layout)
-        staged = last_stage_seconds(case, self._least_loads(layout))
+        staged = last_stage_seconds(case, self.floor_seconds(layout), self._loads[of_same_floor(layout)])
         return staged if staged > enough else float(least_seconds(self.question, case, self._passes))
 
     def bytes(self, layout: Layout, enough: float = math.inf) -> float:
