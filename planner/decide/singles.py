@@ -91,13 +91,12 @@ def bounds(figures: LayoutFigures, block: BatchGroup, lost_s: float) -> tuple[Bo
     Where even the fastest surely takes more than `lost_s` a sequence, that is each one's bound on time, and bounds on
     memory are not asked for.
     """
-    question = figures.question
     if lost_s < math.inf:
-        least = figures.least_seconds(block.layout(block.size - 1))
+        least = figures.least_seconds(block.layout(block.size - 1), lost_s)
         if least > lost_s:
             return BoundedGroup(block, [least] * block.size, [least] * block.size, [0.0] * block.size), []
     smallest = block.layout(0)
-    case = case_of(question, smallest)
+    case = figures.case(smallest)
     lines = [(float(start), float(slope)) for start, slope in bound_lines(case)]
     limit, needed = figures.limit(case), list[float]()
     seconds, serial, memories, batches = [], [], [], []
@@ -105,10 +104,10 @@ def bounds(figures: LayoutFigures, block: BatchGroup, lost_s: float) -> tuple[Bo
         live, layout = peak_at(lines, micro), block.layout(row)
         if row and live > limit:  # and larger micro-batches need more
             break
-        memory = float(device_bytes(case_of(question, layout), live))
+        memory = float(device_bytes(figures.case(layout), live))
         needed.append(memory)
         if memory <= limit:
-            least = 0.0 if lost_s == math.inf else figures.least_seconds(layout)
+            least = 0.0 if lost_s == math.inf else figures.least_seconds(layout, lost_s)
             predicted, bare = (least, least) if least > lost_s else figures.seconds(layout)
             seconds.append(predicted)
             serial.append(bare)

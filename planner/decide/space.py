@@ -83,9 +83,15 @@ def by_batch(question: Question, facts: EngineFacts) -> Iterator[tuple[Layout, l
     found = list(splits(question, facts))
     for template in templates(question, facts):
         for groups, experts, batches in found:
+            accums = {accum for _, accum in batches}
             for ep in experts:
-                some = [one for one in batches if belongs(question, facts, template, LayoutColumns(*groups, ep, *one))]
-                if some:
+                # No category asks for the micro-batch's size.
+                apt = {
+                    accum
+                    for accum in accums
+                    if belongs(question, facts, template, LayoutColumns(*groups, ep, 1, accum))
+                }
+                if some := [one for one in batches if one[1] in apt]:
                     yield msgspec.structs.replace(template, **groups._asdict(), ep=ep), some
 
 

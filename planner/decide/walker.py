@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from planner.ask.question import Question, case_of
+from planner.ask.question import Question
 from planner.basics.progress import Progress
 from planner.decide.candidates import Candidate, LayoutFigures, beats, order_of, thing_of
 from planner.decide.star import Complexity, order_of_star, parts_of
@@ -215,7 +215,7 @@ class Walker:
 
     def _sized(self, layout: Layout) -> Candidate | None:
         """The candidate; None when it does not fit, which is counted once."""
-        case = case_of(self._figures.question, layout)
+        case = self._figures.case(layout)
         limit = self._figures.limit(case)
         # Once a layout fits, nothing depends on which of those that do not is the smallest.
         size = self._figures.bytes(layout, limit if self.best else math.inf)

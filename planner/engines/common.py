@@ -193,12 +193,13 @@ def _tensor(case: Case, weight: Weight, sharded: bool) -> optimizers.TrainedTens
 
 def moments(case: Case, *, sharded: bool) -> Number:
     """Bytes of the optimizer's states on a rank."""
+    return sum(case.repeats(unit) * size for unit in UNITS for size in _state_bytes(case, unit, sharded)) + 0.0
+
+
+@once_a_unit
+def _state_bytes(case: Case, unit: str, sharded: bool) -> list[Number]:
     element = trained_states(case).weight
-    return sum(
-        times * optimizers.state_bytes(case.job.optimizer, tensor, element)
-        for tensors, times in updated(case, sharded=sharded)
-        for tensor in tensors
-    ) + 0.0  # fmt: skip
+    return [optimizers.state_bytes(case.job.optimizer, one, element) for one in _updated(case, unit, sharded)]
 
 
 def padded(weight: Weight, shards: Number) -> Number:

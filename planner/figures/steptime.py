@@ -315,18 +315,21 @@ def of_same_passes(layout: Layout) -> Layout:
     )
 
 
-def whole_pass_seconds(case: Case, calibration: Calibration) -> float:
-    """A bound below the compute of one sequence's forward and backward through the whole model on devices that share
-    it: work that larger micro-batches or other splits spare is left out. 0 where the device's rates are unknown."""
+LeastLoads = dict[str, tuple[float, ...]]
+"""Seconds of one occurrence of each unit's forward, backward and what runs again, or less."""
+
+
+def least_loads(case: Case, calibration: Calibration) -> LeastLoads:
+    """Bounds below the compute of one sequence's passes through a unit on devices that share it: work that larger
+    micro-batches or other splits spare is left out. Empty where the device's rates are unknown."""
     work = unit_work(case)
     device = device_of(case, work, coefficients(case, calibration))
     if device is None:
-        return 0.0
-    times, seconds = case.whole_repeats, 0.0
-    for unit, one in work.items():
-        for load in (one.forward, one.backward, one.again):
-            seconds += times[unit] * float(least_working_seconds(load, device))
-    return seconds
+        return {}
+    return {
+        unit: tuple(float(least_working_seconds(load, device)) for load in (one.forward, one.backward, one.again))
+        for unit, one in work.items()
+    }
 
 
 def _in_passes(call: Traffic) -> bool:

@@ -6,6 +6,8 @@ Legend: P elements, d shards. Not here: padding, buckets, prefetch and what is g
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
 from planner.basics.arith import Number, ceil_div
@@ -36,6 +38,7 @@ class StateBytes(msgspec.Struct, frozen=True):
         return self.master + self.moments
 
 
+@lru_cache(maxsize=64)
 def moment_bytes(optimizer: Optimizer, element_bytes: float) -> float:
     """Bytes an element of the optimizer's state takes in a large hidden matrix: what the textbook table needs.
 

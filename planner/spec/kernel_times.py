@@ -142,7 +142,7 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A file of presets/kernel_times: a chip's facts, what was fitted on it, and the nearest GPUs for the rest.
 
     `first_tile` is the first of the library's grouped kernels for the chip, by rows and columns of a tile, which runs
-    where none was tuned. `others` are those GPUs' files.
+    where none was tuned. Files of others are looked for in the folders `found_in`, when something is not known here.
     """
 
     gpu: str
@@ -156,12 +156,23 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     memory: tuple[MemoryTimes, ...] = ()
     collectives: tuple[CollectiveTimes, ...] = ()
     sources: dict[str, str] = {}
-    others: tuple[KernelTimes, ...] = ()
+    found_in: tuple[str, ...] = ()
 
     @property
-    def chain(self) -> tuple[KernelTimes, ...]:
-        """This GPU's, then those of the nearest ones, and of those nearest to these."""
-        return (self, *self.others)
+    def chain(self) -> Iterator[KernelTimes]:
+        """This GPU's, then those of the nearest ones, and of those nearest to these, each once: read as far as somebody
+        asks (PlannerError where a GPU that one calls near has none)."""
+        yield self
+        near, known = [(self, name) for name in self.nearest], {self.gpu}
+        for one, name in near:  # grows
+            if name in known:
+                continue
+            known.add(name)
+            if (found := _read(name, self.found_in)) is None:
+                advice = did_you_mean(name, _names(self.found_in))
+                raise PlannerError(f"{FOLDER}/{one.gpu}.toml: nearest", name, "has no file of kernel times", advice)
+            near += [(found, further) for further in found.nearest]
+            yield found
 
     def product(self, number_format: str) -> ProductTimes | None:
         """Products in a number format; None where no such GPU was measured."""
@@ -206,7 +217,7 @@ def _read(gpu: str, folders: tuple[str, ...]) -> KernelTimes | None:
         path = Path(folder) / FOLDER / f"{gpu}.toml"
         if not path.is_file():
             continue
-        raw = {**read_toml(path), "gpu": gpu}
+        raw = {**read_toml(path), "gpu": gpu, "found_in": folders}
         for group in GROUPS:
             raw[group] = [{"gpu": gpu, **entry} for entry in raw.get(group, [])]
         return checked(raw, KernelTimes, path)
@@ -219,28 +230,8 @@ def folders() -> tuple[str, ...]:
 
 
 def kernel_times(gpu: str, found_in: tuple[str, ...] | None = None) -> KernelTimes | None:
-    """What is known of a GPU preset's kernels; None for one without a file, such as a CPU. PlannerError where a GPU
-    that it calls near has none."""
-    found_in = folders() if found_in is None else found_in
-    own = _read(gpu, found_in)
-    if own is None:
-        return None
-    return msgspec.structs.replace(own, others=tuple(_nearest(own, found_in)))
-
-
-def _nearest(own: KernelTimes, folders: tuple[str, ...]) -> Iterator[KernelTimes]:
-    """The files of a GPU's nearest ones, then of those that are nearest to these, each once."""
-    asked, known = [own], {own.gpu}
-    for one in asked:  # grows
-        for name in one.nearest:
-            if name in known:
-                continue
-            known.add(name)
-            if (found := _read(name, folders)) is None:
-                field = f"{FOLDER}/{one.gpu}.toml: nearest"
-                raise PlannerError(field, name, "has no file of kernel times", did_you_mean(name, _names(folders)))
-            asked.append(found)
-            yield found
+    """What is known of a GPU preset's kernels; None for one without a file, such as a CPU."""
+    return _read(gpu, folders() if found_in is None else found_in)
 
 
 def _names(folders: tuple[str, ...]) -> set[str]:

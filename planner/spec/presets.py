@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -191,6 +192,12 @@ def runtime(name: str, *, folders: Folders = ()) -> Runtime:
 def kernels(name: str, *, folders: Folders = ()) -> Kernels:
     """What the model code keeps and computes, by that name."""
     path = found_file("kernels", name, folders)
+    return _kernels(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _kernels(path: Path, _: int) -> Kernels:
+    """A file of kernels, which several runtimes name, as it was at a time."""
     return checked(_facts(path), Kernels, path)
 
 

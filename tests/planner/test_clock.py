@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from planner.ask.question import Question, case_of
-from planner.figures.steptime import StepTime, step_time, whole_pass_seconds
+from planner.decide.candidates import passed_seconds
+from planner.figures.steptime import StepTime, least_loads, step_time
 from planner.figures.work import unit_work
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import Calibration, ComputeEntry, OverlapEntry, calibration
@@ -116,6 +117,7 @@ def test_the_searchs_floor_is_below_the_compute_of_every_micro_batch(micro: int,
     given = calibration()
     layout = msgspec.structs.replace(DDP, micro_batch_size=micro)
     asked = Question(presets.model("1b"), presets.cluster("dgx-h100", 8), TrainingJob(method=method), given)
-    floor = whole_pass_seconds(case_of(asked, msgspec.structs.replace(layout, micro_batch_size=1)), given)
+    one = case_of(asked, msgspec.structs.replace(layout, micro_batch_size=1))
+    floor = passed_seconds(least_loads(one, given), one.whole_repeats)
 
     assert 0 < floor <= step_time(case_of(asked, layout), given).compute_s / micro

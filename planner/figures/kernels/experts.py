@@ -6,7 +6,6 @@ Not here: which experts a rank holds (parallelism/expert.py), or how tokens get 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, reduce
 
@@ -60,6 +59,8 @@ def expert_rows(tokens: int, top_k: int, experts: int, ranks: int, exponent: flo
     here = experts // ranks
     if not exponent:
         return (tokens * top_k / experts,) * here
+    import random  # of published tables' draws alone
+
     low, high = (1.0, MOST_OF_ALL * tokens) if tokens * top_k > experts else (0.01, 2.0)
     power = 1 - exponent
     total = [0.0] * here

@@ -7,6 +7,7 @@ Sizes are numbers or columns. Not here: which kernels a layer has (work.py), or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from planner.figures.kernels.attention import BACKWARD_FLOPS, attention_kernel_s
 from planner.figures.kernels.device import Device
 from planner.figures.kernels.products import Product, cast_seconds, product_seconds
 from planner.figures.kernels.waves import held_back_seconds
-from planner.spec.kernel_times import ExpertTimes, ProductTimes
+from planner.spec.kernel_times import AttentionTimes, ExpertTimes, ProductTimes
 
 WIDER = {"fp4": ("fp8", "bf16"), "fp8": ("bf16",)}
 """Whose numbers a format takes that was measured on no such device: as shares of its own peak, with the same power."""
@@ -52,7 +53,8 @@ class Attention(NamedTuple):
 KernelCall = Product | Grouped | Attention
 
 
-def formats_known(device: Device, formats: Iterable[str]) -> bool:
+@lru_cache(maxsize=64)
+def formats_known(device: Device, formats: tuple[str, ...]) -> bool:
     """Whether the device has a rate for each number format, and numbers to time its products, experts and attention."""
     if device.peak("bf16") is None or device.times.attend(backward=True) is None:
         return False
@@ -74,7 +76,7 @@ def least_seconds(asked: Iterable[KernelCall], device: Device) -> Number:
     total: Number = 0.0
     for one in asked:
         if isinstance(one, Attention):
-            known = device.times.attend(one.backward)
+            known = _attention_times(device, one.backward)
             peak = device.peak("bf16")
             assert known is not None and peak is not None
             flops = causal_flops(one.batch, one.seq, one.heads, one.head_dim, one.value_dim)
@@ -149,17 +151,25 @@ LAUNCH_S = 3e-6
 
 def _one(asked: KernelCall, device: Device) -> Number:
     """Seconds of one call of a kernel: each size is timed once, and so is each row of columns."""
-    times = _TIMERS[type(asked)]
-    bare = asked._replace(times=1.0)
+    try:
+        found = None if watched() else device.known.get(asked)
+    except TypeError:  # columns have no hash
+        found = None
+    if found is not None:
+        return found
+    times, bare = _TIMERS[type(asked)], asked._replace(times=1.0)
     if is_column(*bare):
         return _of_rows(bare, times, device)
     if watched():
         return times(bare, device)
     found = device.known.get(bare)
     if found is None:
-        if len(device.known) > MOST_KNOWN:
-            device.known.clear()
-        found = device.known[bare] = float(times(bare, device))
+        found = float(times(bare, device))
+    if len(device.known) > MOST_KNOWN:
+        device.known.clear()
+    device.known[bare] = found
+    if not is_column(asked.times):
+        device.known[asked] = found
     return found
 
 
@@ -196,7 +206,7 @@ def _grouped(asked: Grouped, device: Device) -> Number:
 
 
 def _attention(asked: Attention, device: Device) -> Number:
-    one = device.times.attend(asked.backward)
+    one = _attention_times(device, asked.backward)
     assert one is not None
     batch, seq, heads, kv_heads, head_dim, value_dim, backward, _ = asked
     return attention_kernel_seconds(batch, seq, heads, kv_heads, head_dim, device, one, value_dim, backward)
@@ -205,6 +215,12 @@ def _attention(asked: Attention, device: Device) -> Number:
 _TIMERS: dict[type, Callable[[Any, Device], Number]] = {Product: _product, Grouped: _grouped, Attention: _attention}
 
 
+@lru_cache(maxsize=64)
+def _attention_times(device: Device, backward: bool) -> AttentionTimes | None:
+    return device.times.attend(backward)
+
+
+@lru_cache(maxsize=64)
 def _product_times(device: Device, number_format: str) -> ProductTimes | None:
     found = device.times.product(number_format)
     for other in WIDER.get(number_format, ()) if found is None and device.peak(number_format) is not None else ():
@@ -215,6 +231,7 @@ def _product_times(device: Device, number_format: str) -> ProductTimes | None:
     return found
 
 
+@lru_cache(maxsize=64)
 def _expert_times(device: Device, number_format: str) -> ExpertTimes | None:
     """Of the nearest device whose experts were measured, with the energies of this one's products."""
     own = _product_times(device, number_format)
