@@ -106,7 +106,7 @@ def memory_kind(row: Row) -> tuple[str | None, tuple[str, ...]]:
         return None, ()
     if stated in KINDS:
         return KINDS[stated], ()
-    return "reserved", (f"memory kind {stated or 'not stated'}: held against reserved",)
+    return "reserved", (f"memory kind {stated or 'not stated'}: compared with reserved",)
 
 
 def _cluster(row: Row) -> Cluster:

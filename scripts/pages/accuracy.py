@@ -18,7 +18,7 @@ from tests.truth.published.reader import each
 
 HEAD = """# Accuracy
 
-Predictions held against {predicted} of {rows} measurements (tests/truth), with the calibration `{calibration}`.
+Predictions compared with {predicted} of {rows} measurements (tests/truth), with the calibration `{calibration}`.
 All but those of `own_*` were published by other people.
 `make docs` writes this page, `make accuracy` prints it for what the code says now, and a test compares the two.
 Your own rows are replayed the same way: `planner replay rows.jsonl`.

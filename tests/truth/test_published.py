@@ -331,7 +331,7 @@ def test_the_planners_own_optimizers_are_words_of_a_row(word, name):
 
 def test_a_word_for_memory_that_nobody_knows_is_counted():
     assert row_case(one(measured__memory_kind="alocated")).assumptions == (
-        "memory kind alocated: held against reserved",
+        "memory kind alocated: compared with reserved",
     )
 
 
