@@ -227,7 +227,7 @@ def together(rankings: Sequence[Ranking], k: int, question: Question, tie: float
     for found in sorted((found for one in able for found in one.front), key=order_of):
         if not any(beats(other, found) for other in front):
             front.append(found)
-    near = {one for ranking in able for one in (*ranking.best, ranking.star) if one is not None}
+    near = dict.fromkeys(one for ranking in able for one in (*ranking.best, ranking.star) if one is not None)
     smallest = None
     if not able:
         layouts = [one.smallest for one in rankings if one.smallest is not None]
