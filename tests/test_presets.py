@@ -5,7 +5,6 @@ Not here: Hugging Face files (planner/test_huggingface.py).
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -18,9 +17,7 @@ from typing import Any
 
 import pytest
 
-from planner.basics import command
 from planner.basics.errors import PlannerError
-from planner.cli import planner
 from planner.spec import Kernels, presets
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -288,40 +285,6 @@ def test_there_are_the_gpus_people_plan_for():
 )
 def test_aliases_name_models(alias: str, name: str):
     assert presets.model(alias) == presets.model(name)
-
-
-def shipped(kind: str) -> list[str]:
-    """Ids in the wheel alone, whatever engines other tests have brought."""
-    return [path.stem for path in FILES if path.parent.name == kind]
-
-
-def answered(capsys: pytest.CaptureFixture[str], model: str, gpus: int, runtime: str, *options: str) -> list[str]:
-    """Runtimes of the layouts that a question by a runtime is answered with, each with its memory and time."""
-    words = ("--model", model, "--gpu", "h100", "--gpus", str(gpus), "--runtime", runtime, *options, "--json")
-    code = command.exit_code(planner, ("estimate", *words), name="planner")
-    out, err = capsys.readouterr()
-    assert code in (0, 3), err
-    found = json.loads(out)["estimates"]
-    assert all(one["memory"]["peak_bytes"] > 0 and one["time"]["step_s"] > 0 for one in found)
-    return [one["runtime"] for one in found]
-
-
-@pytest.mark.parametrize("name", shipped("runtimes"))
-def test_a_question_by_each_runtime_is_answered(name: str, capsys: pytest.CaptureFixture[str]):
-    alone = presets.runtime(name).engine == "single"
-
-    assert set(answered(capsys, "1b", 1 if alone else 8, name)) == {name}
-
-
-@pytest.mark.parametrize("name", shipped("kernels"))
-def test_a_question_by_a_runtime_of_one_s_own_with_each_kernels_is_answered(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    file = tmp_path / "runtimes" / "mine.toml"
-    file.parent.mkdir()
-    file.write_text(f'engine = "single"\nkernels = "{name}"\n\n[sources]\nengine = "mine"\nkernels = "mine"\n')
-
-    assert set(answered(capsys, "tiny-llama", 1, "mine", "--presets", str(tmp_path))) == {"mine"}
 
 
 @pytest.mark.parametrize("kind", ["models", "gpus"])

@@ -267,7 +267,7 @@ def test_options_that_leave_a_fact_open_or_break_a_rule_are_a_reason(changes, re
 
 
 def test_a_word_for_memory_that_nobody_knows_is_counted():
-    assert asked(one(measured__memory_kind="alocated")).assumptions == ("memory kind alocated: held against reserved",)
+    assert asked(one(measured__memory_kind="alocated")).assumptions == ("memory kind alocated: compared with reserved",)
 
 
 def test_a_row_may_name_presets_of_ones_own(tmp_path, capsys):

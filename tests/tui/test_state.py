@@ -152,7 +152,7 @@ def test_how_far_off_a_time_may_be_is_said_of_the_picked_layout_as_estimate_says
         asked = question({"model": "7b", "gpus": "32"})
         assert found.shown.strategies[place].trust == trust_text(asked.calibration, [one])
     high = calibration().of("accelerate-fsdp2", "h100-sxm-80gb", "cuda").bands.time_high
-    assert f"to {high:g} times" in told["fsdp"]
+    assert f"to {high:.2g} times" in told["fsdp"]
     alone = planned(gpus="1").shown.strategies[0]
     assert alone.name == "single" and alone.trust != told["fsdp"]  # or one band for all would be right too
 

@@ -68,7 +68,7 @@ def _row_case(row: WordRow) -> RowCase:
             raise CannotPredict(why)
     kind = row.measured.memory_kind
     if row.measured.peak_memory_gib is not None and kind not in sources.MEMORY_KINDS and quirk_of(row).memory is None:
-        notes.add(f"memory kind {kind or 'not stated'}: held against reserved")
+        notes.add(f"memory kind {kind or 'not stated'}: compared with reserved")
     stage, shards = _sharding(row, notes)
     if stage == "ddp" and row.hardware.gpus == 1:
         stage = "single"  # whatever a source calls it: nobody copies a model to one device

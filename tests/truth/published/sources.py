@@ -261,7 +261,7 @@ QUIRKS: dict[str, Quirk] = {
             most_ranks=16,
             waiting_gpus=512,
         ),
-        note="memory kind not stated: held against reserved",
+        note="memory kind not stated: compared with reserved",
     ),
     "AnswerDotAI/fsdp_qlora": Quirk(
         runtime=RowRuntime(
