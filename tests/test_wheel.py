@@ -94,7 +94,7 @@ def test_rows_of_ones_own_are_a_calibration_that_the_installed_command_estimates
     asked = ["estimate", "--model", "tiny-llama", "--cluster", "localhost", "--gpus", "2", "--calibration", "mine.toml"]
 
     assert "of 54 measurements of training steps, 1 of collectives" in told
-    assert "'mine'" in done(installed / "planner", *asked, cwd=tmp_path)
+    assert "calibration mine" in done(installed / "planner", *asked, cwd=tmp_path)
 
 
 def test_the_wheel_has_numbers_fitted_to_others_figures_and_the_notice_of_those(wheel: Path):

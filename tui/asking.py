@@ -17,14 +17,14 @@ from planner.basics.progress import Cancelled
 from tui import inputs
 
 if TYPE_CHECKING:  # the planner's cost models are imported after the first paint
-    from tui.state import Asked, Planned
+    from tui.state import CheckedQuestion, Planned
 
 
 class GivenUp(Exception):
     """Nobody wants the answer of this search any more."""
 
 
-class Watch:
+class SearchProgress:
     """How far a search is, in layouts: written by its thread and read by the screen, which ends it through `end_by`."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Checked(NamedTuple):
     """The check of question `number` is over: what is to be searched for, or what a person should change."""
 
     number: int
-    outcome: Asked | PlannerError
+    outcome: CheckedQuestion | PlannerError
 
 
 class Searched(NamedTuple):
@@ -57,19 +57,19 @@ class Searched(NamedTuple):
     outcome: Planned | PlannerError | Cancelled | GivenUp
 
 
-Search = Callable[["Asked", Watch], "Planned"]
+Search = Callable[["CheckedQuestion", SearchProgress], "Planned"]
 
 
-class Asking:
+class ScreenQuestions:
     """The questions of one screen, counted. `tell` is called from the threads with Checked and Searched, which the
     screen hands to `checked` and `searched` from its own thread; these say whether the outcome is still wanted."""
 
     def __init__(self, tell: Callable[[Checked | Searched], Any], search: Search | None = None) -> None:
         self._tell, self._search = tell, search
         self.number = 0
-        self.watch: Watch | None = None
+        self.watch: SearchProgress | None = None
         """Of the search that runs."""
-        self._next: Asked | None = None
+        self._next: CheckedQuestion | None = None
 
     @property
     def searching(self) -> bool:
@@ -119,7 +119,7 @@ class Asking:
     def _search_next(self) -> None:
         if self.watch is not None or self._next is None:
             return
-        number, asked, watch, search = self.number, self._next, Watch(), self._search
+        number, asked, watch, search = self.number, self._next, SearchProgress(), self._search
         self.watch, self._next = watch, None
 
         def work() -> Searched:

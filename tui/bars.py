@@ -16,7 +16,7 @@ BEYOND = "▸"
 WIDEST = 1.4
 """A bar shows at most this many times the capacity; what is longer ends in an arrow."""
 
-Run = tuple[str, int]
+BarSegment = tuple[str, int]
 """A term, or CAPACITY, BEYOND, or "" for nothing, and how many cells of it."""
 
 
@@ -28,7 +28,7 @@ def scale_bytes(totals: Iterable[float], capacity: float | None) -> float:
     return min(max(longest, 1.05 * capacity), WIDEST * capacity)
 
 
-def stacked(terms: Mapping[str, float], capacity: float | None, full_bytes: float, width: int) -> list[Run]:
+def stacked(terms: Mapping[str, float], capacity: float | None, full_bytes: float, width: int) -> list[BarSegment]:
     """One bar of `width` cells. Ends of runs are rounded, not their lengths, so that they add up."""
     cells: list[str] = [""] * width
     start, end = 0, 0.0
@@ -44,7 +44,7 @@ def stacked(terms: Mapping[str, float], capacity: float | None, full_bytes: floa
     return [(name, len(list(same))) for name, same in groupby(cells)]
 
 
-def paint(run: Run, terms: Sequence[str]) -> tuple[str, str]:
+def paint(run: BarSegment, terms: Sequence[str]) -> tuple[str, str]:
     """A run's characters and their colour; `terms` is the order of the legend."""
     name, length = run
     if name in terms:

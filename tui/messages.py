@@ -36,7 +36,7 @@ class Submitted(Message):
 
 
 @dataclass
-class Told(Message):
+class ThreadDone(Message):
     """A thread of asking.py is done."""
 
     found: Checked | Searched

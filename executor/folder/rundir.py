@@ -25,7 +25,7 @@ from planner.basics.output import check_folder
 from planner.parallelism.backend import LaunchSpec
 from planner.spec.layout import strategy_name
 from planner.spec.plan import Plan, encode_plan, read_plan, write_whole
-from planner.spec.record import Measured, RunRecord
+from planner.spec.record import RankMeasurements, RunRecord
 
 PLAN, LAUNCH, RECORD, METRICS = "plan.json", "launch.json", "run.json", "metrics.jsonl"
 LAUNCHER, ROOM = "launcher.json", ".room-for-the-record"
@@ -221,9 +221,9 @@ def read_launch(folder: Path) -> LaunchSpec | None:
     return read_json(path, LaunchSpec) if path.is_file() else None
 
 
-def read_measured(folder: Path) -> tuple[Measured, ...]:
+def read_measured(folder: Path) -> tuple[RankMeasurements, ...]:
     """Measurements of the ranks, by rank. A rank without a file is absent."""
-    return tuple(read_json(path, Measured) for _, path in _rank_files(folder / MEASURED))
+    return tuple(read_json(path, RankMeasurements) for _, path in _rank_files(folder / MEASURED))
 
 
 def read_mesh(folder: Path) -> dict[int, dict[str, Any]]:

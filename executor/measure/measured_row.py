@@ -17,7 +17,7 @@ from planner.basics.units import GIB
 from planner.calibrate import rows
 from planner.figures.steptime import throughput
 from planner.parallelism.case import Case
-from planner.spec.record import Measured, RunRecord
+from planner.spec.record import RankMeasurements, RunRecord
 
 FAKE_NOTE = "one rank of the layout in torch's fake process group: real tensors, nothing is sent, memory only"
 META_NOTE = "sharded before it had data, since the host has no room for the whole model: loading was not measured"
@@ -70,7 +70,7 @@ def made_row(
     )
 
 
-def _memory(measured: tuple[Measured, ...], kind: str, *, loaded: bool) -> dict[str, Any]:
+def _memory(measured: tuple[RankMeasurements, ...], kind: str, *, loaded: bool) -> dict[str, Any]:
     """Of the fullest rank: its peak, the peaks of its phases, and what lived at the fullest moment by term."""
     if not measured:
         return {}
@@ -99,7 +99,7 @@ def _memory(measured: tuple[Measured, ...], kind: str, *, loaded: bool) -> dict[
     }
 
 
-def _allocated(one: Measured) -> dict[str, float]:
+def _allocated(one: RankMeasurements) -> dict[str, float]:
     """Allocated peaks by phase, whole steps among them: the allocator's own word, without what followed storages."""
     kept = {name: peak for name, peak in one.allocator_peak_bytes.items() if name not in NOT_PHASES}
     steps = one.allocator_peak_bytes.get("steps")

@@ -24,7 +24,7 @@ from planner.figures.memory import memory_breakdown
 from planner.parallelism.case import Case
 from planner.parallelism.groups import coordinates
 from planner.spec.plan import Collective, PhaseMemory, Plan, StagePrediction
-from planner.spec.record import MEMORY_STEP, TRAFFIC_STEP, Attempt, BadStep, Measured, RunRecord
+from planner.spec.record import MEMORY_STEP, TRAFFIC_STEP, Attempt, BadStep, RankMeasurements, RunRecord
 
 SCHEMA = "report/1"
 JOINED = "join"
@@ -162,7 +162,7 @@ def build(folder: Path) -> Report:
     )
 
 
-def _absent(plan: Plan, record: RunRecord | None, measured: Iterable[Measured]) -> list[str]:
+def _absent(plan: Plan, record: RunRecord | None, measured: Iterable[RankMeasurements]) -> list[str]:
     """Ranks whose measurements are not here, but in the folder of their own host."""
     absent = sorted(set(range(plan.layout.world_size)) - {one.rank for one in measured})
     if record is None or record.launcher != JOINED or record.exit_code or not absent:
@@ -172,7 +172,7 @@ def _absent(plan: Plan, record: RunRecord | None, measured: Iterable[Measured]) 
     ]
 
 
-def _notes(plan: Plan, tokens: tuple[int, ...], fullest: Measured | None) -> tuple[str, ...]:
+def _notes(plan: Plan, tokens: tuple[int, ...], fullest: RankMeasurements | None) -> tuple[str, ...]:
     """Notes that a reader needs before judging an error."""
     layout, found = plan.layout, []
     full = layout.global_batch_size * plan.job.seq_len
@@ -190,7 +190,7 @@ def _notes(plan: Plan, tokens: tuple[int, ...], fullest: Measured | None) -> tup
     return tuple(found)
 
 
-def _too_short(plan: Plan, measured: tuple[Measured, ...], steps: int) -> list[str]:
+def _too_short(plan: Plan, measured: tuple[RankMeasurements, ...], steps: int) -> list[str]:
     """Parts that a run was too short to measure, since each part is measured in a step of its own."""
     parts = {
         "the memory of a step": (any(map(_saw_memory, measured)), MEMORY_STEP),
@@ -204,29 +204,29 @@ def _too_short(plan: Plan, measured: tuple[Measured, ...], steps: int) -> list[s
     ]
 
 
-def _saw_memory(one: Measured) -> bool:
+def _saw_memory(one: RankMeasurements) -> bool:
     """Whether a rank looked into a step, and not at loading alone."""
     return any(phase.phase != LOAD for phase in one.memory)
 
 
-def _saw_traffic(plan: Plan, one: Measured) -> bool:
+def _saw_traffic(plan: Plan, one: RankMeasurements) -> bool:
     """Whether a rank came to the step whose collectives are counted: one without any says nothing of it, unless a later
     step was timed."""
     return bool(one.collectives or one.control or one.step_s) or not prediction_of(plan, one).collectives
 
 
-def heaviest(measured: Iterable[Measured]) -> Measured | None:
+def heaviest(measured: Iterable[RankMeasurements]) -> RankMeasurements | None:
     """The rank whose fullest phase holds most."""
     known = (one for one in measured if one.memory)
     return max(known, key=lambda one: max(phase.total for phase in one.memory), default=None)
 
 
-def shorter_rows(plan: Plan, one: Measured) -> bool:
+def shorter_rows(plan: Plan, one: RankMeasurements) -> bool:
     """Whether the step whose memory was measured had rows that are shorter than the plan's."""
     return bool(one.rows) and max(one.rows) < plan.job.seq_len
 
 
-def memory_for(plan: Plan, one: Measured | None) -> tuple[PhaseMemory, ...]:
+def memory_for(plan: Plan, one: RankMeasurements | None) -> tuple[PhaseMemory, ...]:
     """The prediction of a rank's memory; for shorter rows than the plan's, a prediction for those.
 
     A micro-batch is as wide as its longest row, and a plan must fit the widest of all.
@@ -244,12 +244,12 @@ def _memory_at(plan: Plan, width: int) -> tuple[PhaseMemory, ...]:
     return memory_breakdown(Case.of(msgspec.structs.replace(plan, job=job))).phases
 
 
-def prediction_of(plan: Plan, one: Measured | None) -> StagePrediction:
+def prediction_of(plan: Plan, one: RankMeasurements | None) -> StagePrediction:
     """The prediction of a rank, that of its pipeline stage."""
     return plan.prediction.of_stage(coordinates(plan.layout, one.rank)["pp"] if one is not None else 0)
 
 
-def join_memory(predicted: tuple[PhaseMemory, ...], measured: tuple[Measured, ...]) -> MemoryReport:
+def join_memory(predicted: tuple[PhaseMemory, ...], measured: tuple[RankMeasurements, ...]) -> MemoryReport:
     """The prediction beside the rank whose fullest phase holds most, phase by phase and term by term."""
     fullest = heaviest(measured)
     actual = fullest.memory if fullest else ()
@@ -283,7 +283,7 @@ def join_memory(predicted: tuple[PhaseMemory, ...], measured: tuple[Measured, ..
     )
 
 
-def join_traffic(plan: Plan, measured: tuple[Measured, ...]) -> TrafficReport:
+def join_traffic(plan: Plan, measured: tuple[RankMeasurements, ...]) -> TrafficReport:
     """Predicted collectives beside those of the rank that was given most bytes, by key."""
     totals = {one.rank: sum(call.payload_bytes for call in one.collectives) for one in measured}
     busiest = max(measured, key=lambda one: totals[one.rank], default=None)
@@ -315,7 +315,7 @@ def join_traffic(plan: Plan, measured: tuple[Measured, ...]) -> TrafficReport:
     )
 
 
-def join_wire(plan: Plan, measured: tuple[Measured, ...], *, known: bool) -> tuple[FigureLine, float | None]:
+def join_wire(plan: Plan, measured: tuple[RankMeasurements, ...], *, known: bool) -> tuple[FigureLine, float | None]:
     """(bytes that a rank sends in a step, of them headers), over all ranks: a chain's last rank sends nothing."""
     world = plan.layout.world_size
     stages = [plan.prediction.of_stage(coordinates(plan.layout, rank)["pp"]) for rank in range(world)]

@@ -31,7 +31,7 @@ from planner.parallelism.case import Case
 from planner.parallelism.rules import broken
 from planner.spec.engines import OFFLOADS
 from planner.spec.plan import Collective, PhaseMemory, Plan
-from planner.spec.record import Measured
+from planner.spec.record import RankMeasurements
 
 SCHEMA = "trace/1"
 ENGINES = tuple(name for name, launched in LAUNCHED.items() if launched.traced)
@@ -90,9 +90,9 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     kept: tuple[SavedTensor, ...] = ()
 
-    def as_measured(self, gpus_per_node: int) -> Measured:
+    def as_measured(self, gpus_per_node: int) -> RankMeasurements:
         """The trace in the form that a rank of a real run writes."""
-        return Measured(
+        return RankMeasurements(
             rank=self.rank,
             node=self.rank // gpus_per_node,
             local_rank=self.rank % gpus_per_node,

@@ -47,7 +47,7 @@ def launch_rules(runtime: Runtime) -> tuple[Rule, ...]:
     """What must hold of a case for the runtime's backend to launch it, beside the engine's own rules."""
     name = runtime.backend
     if name is None:
-        return (_never("no backend", f"runtime {runtime.name} names no backend: it is planned for, not launched"),)
+        return (_never("no backend", f"runtime {runtime.name} is planned for, not launched: no backend runs it"),)
     backend = find_backend(name)
     if backend is None:
         return (_never("backend missing", f"backend {name} is not installed", "Install meshwright[run]"),)

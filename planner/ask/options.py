@@ -192,7 +192,7 @@ def cluster_of(given: Given, folders: Folders) -> Cluster:
 
 def _job(given: Given, model: ModelSpec) -> TrainingJob:
     method = given.get("method")
-    adapters = _first(given, "adapter_kind", "lora_upcast", *OF_LORA)
+    adapters = _first(given, "lora_upcast", *OF_LORA)
     if adapters and method == "full":
         raise PlannerError(adapters, given[adapters], "is a setting of adapters, not of full", "Add --method lora")
     lora = _lora(given, model) if method in ("lora", "qlora") or adapters else None
@@ -242,10 +242,6 @@ def _quantization(given: Given) -> Quantization | None:
 def _lora(given: Given, model: ModelSpec) -> Lora:
     plain, legal = default_lora(model), lora_targets(model)
     found = fields("lora", given)
-    if (set_of_lora := _first(given, *OF_LORA)) and found.get("kind", plain.kind) != "lora":
-        raise PlannerError(
-            set_of_lora, given[set_of_lora], f"is a setting of LoRA, not of {found['kind']}", "Leave it out"
-        )
     rank, targets = found.get("rank", plain.rank), plain.targets
     if given.get("lora_targets") == ALL_LINEAR:
         targets = legal

@@ -43,6 +43,8 @@ def in_shape_of(pattern: Number, value: Number = 0.0) -> Number:
 
 def maximum(first: Number, *rest: Number) -> Number:
     """The largest value, element by element."""
+    if len(rest) == 1 and type(first) in SCALARS and type(rest[0]) in SCALARS:  # by far the most, and twice as fast
+        return max(first, rest[0])
     if is_column(first, *rest):
         import numpy as np  # columns only
 
@@ -63,6 +65,8 @@ def minimum(first: Number, second: Number) -> Number:
 
 def ceil_div(numerator: Number, denominator: Number) -> Number:
     """Division rounded up, exact while the numerator is below 2^52."""
+    if type(numerator) in SCALARS and type(denominator) in SCALARS:
+        return -(-numerator // denominator)
     if is_column(numerator, denominator):
         import numpy as np  # columns only; floor division there costs ten times as much
 

@@ -25,7 +25,7 @@ from planner.basics.saying import say
 
 DEBUG_VARIABLE = "MESHWRIGHT_DEBUG"
 UNLOOKED = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP)
-"""What a system says of a person's name for a file that nobody can look at: no error of ours."""
+"""Errors of the system about a name that cannot be looked at: no error of this program."""
 INTERNAL, USAGE, INTERRUPTED = 1, 2, 130
 
 
@@ -116,7 +116,7 @@ def main(group: click.Command, arguments: Sequence[str] | None = None, *, name: 
 
 
 def exit_code(group: click.Command, arguments: Sequence[str] | None = None, *, name: str | None = None) -> int:
-    """Run a click command; what went wrong is told in one line, and its code returned."""
+    """Run a click command; print what went wrong in one line, and return its code."""
     stdout = sys.stdout
     try:
         for word in sys.argv[1:] if arguments is None else arguments:

@@ -87,7 +87,7 @@ def _matching(folder: Path, patterns: Iterable[str]) -> list[str]:
 
 
 def _checkpoint_files(folder: Path) -> list[str]:
-    """The configuration and the weights that would be loaded: other files beside them are nobody's."""
+    """The configuration and the weights that would be loaded: other files beside them do not count."""
     found = _matching(folder, ("config.json", SINGLE))
     if SINGLE in found or not (folder / INDEX).is_file():
         return found

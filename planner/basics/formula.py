@@ -18,12 +18,12 @@ import msgspec
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_active: list[Step] = []
-_known: dict[str, Step] = {}
+_active: list[FormulaCall] = []
+_known: dict[str, FormulaCall] = {}
 _noting: list[bool] = []
 
 
-class Step(msgspec.Struct):
+class FormulaCall(msgspec.Struct):
     """One recorded call; `steps` are the formulas it called. Of a formula that was not called, what is known of it."""
 
     name: str
@@ -32,7 +32,7 @@ class Step(msgspec.Struct):
     about: str
     inputs: dict[str, Any] = msgspec.field(default_factory=dict)
     value: Any = None
-    steps: list[Step] = msgspec.field(default_factory=list)
+    steps: list[FormulaCall] = msgspec.field(default_factory=list)
 
 
 class Noted(float):
@@ -80,7 +80,7 @@ def formula(*, unit: str, source: str) -> Callable[[Callable[P, R]], Callable[P,
                 return function(*args, **kwargs)
             nonlocal signature
             signature = signature or inspect.signature(function)
-            step = Step(name, unit, source, about, dict(signature.bind(*args, **kwargs).arguments))
+            step = FormulaCall(name, unit, source, about, dict(signature.bind(*args, **kwargs).arguments))
             _active[-1].steps.append(step)
             _active.append(step)
             try:
@@ -91,17 +91,17 @@ def formula(*, unit: str, source: str) -> Callable[[Callable[P, R]], Callable[P,
                 return Noted.of(step.value, *step.inputs.values(), step.value, by=name)  # type: ignore[return-value]
             return step.value  # type: ignore[no-any-return]
 
-        _known[f"{function.__module__}.{name}"] = Step(name, unit, source, about)
+        _known[f"{function.__module__}.{name}"] = FormulaCall(name, unit, source, about)
         return call
 
     return declare
 
 
 @contextmanager
-def trace(name: str, *, notes: bool = False) -> Iterator[Step]:
+def trace(name: str, *, notes: bool = False) -> Iterator[FormulaCall]:
     """Record every formula called inside, as the children of the step that is yielded. With `notes` the values of
     formulas are `Noted` there."""
-    root = Step(name, "", "", "")
+    root = FormulaCall(name, "", "", "")
     _active.append(root)
     _noting.extend([True] * notes)
     try:
@@ -126,6 +126,6 @@ def watched() -> bool:
     return bool(_active)
 
 
-def known_formulas() -> dict[str, Step]:
+def known_formulas() -> dict[str, FormulaCall]:
     """All formulas of the modules imported so far, by module and name."""
     return dict(sorted(_known.items()))

@@ -25,7 +25,7 @@ def name_rule(text: str) -> str | None:
         return f"has {len(text)} characters, and a name has at most {LONGEST_NAME}"
     if text.startswith("-"):
         return "begins with a dash, as an option of a command does"
-    if not all(map(is_visible, text)):
+    if not text.isprintable() and not all(map(is_visible, text)):
         return "has a line break, a control character or a mark that turns the direction of writing"
     return None
 

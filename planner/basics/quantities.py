@@ -27,7 +27,7 @@ SECONDS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LARGEST_COUNT = 10**18
 LONGEST_S = 1e10
 MOST_SIZES = 256
-"""Sizes of one sweep: beyond this nobody reads the table, and each is a search of its own."""
+"""Sizes of one sweep: a longer table is hard to read, and each is a search of its own."""
 
 NUMBER_AND_UNIT = re.compile(r"\s*([-+]?[0-9._]+(?:e[-+]?[0-9]+)?)\s*([a-z%]*)\s*", re.IGNORECASE)
 

@@ -16,7 +16,7 @@ from planner.basics.names import check_path
 GIVE_STDOUT = "Redirect it to a file or to /dev/null"
 
 
-class Told(io.FileIO):
+class MessageStream(io.FileIO):
     """Where messages go. They are lost where it takes none, on a full disk or a terminal that is gone: what a command
     does is worth more than what it says on the way. A reader that has seen enough still ends the command."""
 
@@ -30,7 +30,7 @@ class Told(io.FileIO):
             return len(data)
 
 
-class Answered(io.FileIO):
+class AnswerStream(io.FileIO):
     """Where answers go; it remembers why it took not all of one."""
 
     lost: OSError | None = None
@@ -55,12 +55,12 @@ def prepare() -> None:
     if 2 in closed or sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     elif sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr = _text(Told(2, "wb", closefd=False), sys.stderr)
+        sys.stderr = _text(MessageStream(2, "wb", closefd=False), sys.stderr)
     if 1 in closed or sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         raise PlannerError("stdout", None, "is closed, and the answer is written there", GIVE_STDOUT)
     if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout = _text(Answered(1, "wb", closefd=False), sys.stdout)
+        sys.stdout = _text(AnswerStream(1, "wb", closefd=False), sys.stdout)
     try:
         here = os.getcwd()
     except OSError as error:

@@ -18,10 +18,11 @@ from planner.basics.errors import PlannerError, did_you_mean
 from planner.calibrate import old_rows
 from planner.calibrate.rows import Measured, OldRow, Row, Unread, each_row, row_of
 from planner.engines import engine_of
-from planner.figures.conditions import NONE, Conditions
+from planner.figures.steptime import StepTime, step_time
 from planner.parallelism.case import Case
 from planner.parallelism.rules import check
 from planner.spec import Cluster
+from planner.spec.calibration import Calibration
 from planner.spec.options import DEFAULT_SEQ_STEP, OPTIONS
 
 NEEDED = ("model", "runtime", "seq_len", "micro_batch_size")
@@ -34,12 +35,23 @@ class CannotPredict(Exception):
     """Why a row has no prediction: one sentence, without the row's own numbers where they do not matter."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class RunConditions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the step of a measured run is timed: as any other. Runs of published tables may have conditions of their own
+    (tests/truth/published/conditions.py); `blocking` is whether their host waited for each operation."""
+
+    blocking: bool = False
+
+    def step_time(self, case: Case, calibration: Calibration) -> StepTime:
+        """The estimate that is compared with the run."""
+        return step_time(case, calibration)
+
+
+class RowQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """A row with its question: the case of a training step, or the cluster of a collective; or why there is none.
 
     `memory_kind` is the prediction that the row's peak is compared with (allocated, reserved or device; None: no peak
     was measured). `assumptions` are facts that the row leaves open. `label` is its model and layout in a few words.
-    `conditions` are known of the hosts of some published rows' source, and none of a row of one's own.
+    `conditions` are those of the run.
     """
 
     row: Row
@@ -49,22 +61,22 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     memory_kind: str | None = None
     assumptions: tuple[str, ...] = ()
     label: str = ""
-    conditions: Conditions = NONE
+    conditions: RunConditions = RunConditions()
 
 
-Reader = Callable[[Sequence[str | os.PathLike[str]]], Iterable[Asked | Unread]]
+Reader = Callable[[Sequence[str | os.PathLike[str]]], Iterable[RowQuestion | Unread]]
 """Reads files of rows: `each` below, or one that knows the words of published tables (tests/truth/published)."""
 
 
-def each(paths: Sequence[str | os.PathLike[str]]) -> Iterator[Asked | Unread]:
+def each(paths: Sequence[str | os.PathLike[str]]) -> Iterator[RowQuestion | Unread]:
     """The rows of JSON Lines files with their questions, in order (PlannerError for a file that cannot be read)."""
     return (row if isinstance(row, Unread) else asked(row) for row in each_row(paths, row_of))
 
 
-def asked(row: Row) -> Asked:
+def asked(row: Row) -> RowQuestion:
     """A row with its question, or with the reason why there is none."""
     kind, assumptions = memory_kind(row)
-    found = Asked(row=row, memory_kind=kind, assumptions=assumptions)
+    found = RowQuestion(row=row, memory_kind=kind, assumptions=assumptions)
     try:
         if row.collective is not None:
             cluster = _cluster(row)
@@ -94,7 +106,7 @@ def memory_kind(row: Row) -> tuple[str | None, tuple[str, ...]]:
         return None, ()
     if stated in KINDS:
         return KINDS[stated], ()
-    return "reserved", (f"memory kind {stated or 'not stated'}: held against reserved",)
+    return "reserved", (f"memory kind {stated or 'not stated'}: compared with reserved",)
 
 
 def _cluster(row: Row) -> Cluster:

@@ -16,7 +16,7 @@ from planner.spec.calibration import BandEntry
 LEAST = 10
 """Residuals below which a band would be an anecdote: the default stays."""
 SEVERAL = 3
-"""Runtimes with residuals before those without are told of them."""
+"""Runtimes with residuals before those without are given theirs."""
 TAIL = 0.025
 """Share of the residuals at hand beyond each end of a band. The next model, or software, is not one of those measured:
 with a twentieth beyond each end 80 to 88 % of the measurements lay inside whose model or source was left out, with this

@@ -1,4 +1,4 @@
-"""A bandwidth row through the link model: what the planner says one collective of so many bytes reaches.
+"""A bandwidth row through the link model: the bandwidth that a collective of some bytes is predicted to reach.
 
 Not here: the question of a row (asked.py), or the link model (linktime.py).
 """
@@ -6,7 +6,7 @@ Not here: the question of a row (asked.py), or the link model (linktime.py).
 from __future__ import annotations
 
 from planner.basics.units import GB
-from planner.calibrate.asked import Asked, CannotPredict
+from planner.calibrate.asked import CannotPredict, RowQuestion
 from planner.engines.base import Call
 from planner.figures.comm import traffic
 from planner.figures.linktime import collective_seconds
@@ -22,7 +22,7 @@ NO_MODEL = ModelSpec(name="none", layers=1, hidden=1, heads=1, kv_heads=1, head_
 """A collective has no model; a case needs one."""
 
 
-def bus_bandwidth_gbps(asked: Asked, calibration: Calibration) -> float:
+def bus_bandwidth_gbps(asked: RowQuestion, calibration: Calibration) -> float:
     """GB/s as nccl-tests counts them (CannotPredict with the reason)."""
     call, cluster = asked.row.collective, asked.cluster
     if call is None or call.op not in OPS:

@@ -17,7 +17,7 @@ import msgspec
 from planner.calibrate.allocator import LEAST, badness
 from planner.calibrate.samples import Sample
 from planner.figures.passes import kernels_of
-from planner.figures.steptime import scalar, step_time
+from planner.figures.steptime import scalar
 from planner.spec.calibration import Calibration, ComputeEntry, OverlapEntry
 
 ROUNDS = 6
@@ -86,9 +86,7 @@ class Timer:
         """The predicted step of a sample."""
         key = sample.id, speeds
         if key not in self._seconds:
-            self._seconds[key] = scalar(
-                step_time(sample.case, self._trial(speeds), conditions=sample.conditions).step_s
-            )
+            self._seconds[key] = scalar(sample.conditions.step_time(sample.case, self._trial(speeds)).step_s)
         return self._seconds[key]
 
     def _trial(self, speeds: Speeds) -> Calibration:

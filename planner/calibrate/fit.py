@@ -16,23 +16,23 @@ from planner.calibrate.samples import Sample, distinct
 from planner.spec.calibration import AllocatorEntry, Calibration, ComputeEntry, LinkEntry, OverlapEntry
 
 SHARED = 3
-"""Runtimes that must be fitted before their median is told of runtimes that nobody measured."""
+"""Runtimes that must be fitted before their median serves runtimes that were not measured."""
 ANYWHERE = "cuda"
 """The devices of which an entry tells that was fitted on others: the kind that has measured kernels."""
 
 
-Group = tuple[str, ...]
+FitGroup = tuple[str, ...]
 """What is judged, kept or dropped as one: ("allocator", runtime), ("speed", runtime, gpu), ("host", runtime, ANYWHERE);
 "shared" for a runtime."""
 FIELDS = ("fragmentation", "workspace_bytes", "context_bytes", "churn")
 
 
-class Fits:
+class SampleFits:
     """Fits of groups of samples, each done once: leaving one model out changes few of them.
 
     `links` are entries that were fitted before, to measured collectives; `carried` are runtimes whose speed on devices
     without a fit of their own is fitted to all its devices together: what a host takes shows on those alone whose steps
-    wait for it. Where that speed is dropped, an operation's seconds on the host are told alone: they are of the
+    wait for it. Where that speed is dropped, an operation's seconds on the host are kept alone: they are of the
     software, whatever the device's own pace.
     """
 
@@ -47,7 +47,9 @@ class Fits:
         self._allocators: dict[Any, AllocatorFit] = {}
         self._computes: dict[Any, ComputeFit] = {}
 
-    def calibration(self, samples: Sequence[Sample], name: str, dropped: frozenset[Group] = frozenset()) -> Calibration:
+    def calibration(
+        self, samples: Sequence[Sample], name: str, dropped: frozenset[FitGroup] = frozenset()
+    ) -> Calibration:
         """Everything that the samples tell, but for dropped groups."""
         compute, overlap = self._speeds(samples, dropped)
         return Calibration(
@@ -60,7 +62,7 @@ class Fits:
             links=self.links,
         )
 
-    def _allocator(self, samples: Sequence[Sample], dropped: frozenset[Group]) -> Iterable[AllocatorEntry]:
+    def _allocator(self, samples: Sequence[Sample], dropped: frozenset[FitGroup]) -> Iterable[AllocatorEntry]:
         found: list[tuple[str, AllocatorFit, list[Sample]]] = []
         sized = [one for one in samples if one.memory_kind in ("reserved", "device") or one.context_bytes is not None]
         for (runtime,), members in grouped(sized, "runtime"):
@@ -90,7 +92,7 @@ class Fits:
             )
 
     def _speeds(
-        self, samples: Sequence[Sample], dropped: frozenset[Group]
+        self, samples: Sequence[Sample], dropped: frozenset[FitGroup]
     ) -> tuple[list[ComputeEntry], list[OverlapEntry]]:
         own: dict[str, list[tuple[str, ComputeFit, list[Sample]]]] = {}
         everywhere: dict[str, list[Sample]] = {}
@@ -123,8 +125,8 @@ class Fits:
             pairs += [_entries(fitted, members, runtime, gpu) for runtime, fitted, members in fits]
         return [*hosts, *(compute for compute, _ in pairs)], [overlap for _, overlap in pairs]
 
-    def carried_groups(self, dropped: Collection[Group]) -> frozenset[Group]:
-        """What is told of each carried runtime's other devices: its speed, or its host alone where that is dropped."""
+    def carried_groups(self, dropped: Collection[FitGroup]) -> frozenset[FitGroup]:
+        """What each carried runtime's other devices are given: its speed, or its host alone where that is dropped."""
         told = (("speed" if ("speed", each, ANYWHERE) not in dropped else "host", each) for each in self.carried)
         return frozenset((what, each, ANYWHERE) for what, each in told) - frozenset(dropped)
 
@@ -160,7 +162,7 @@ def _about(fitted: ComputeFit, members: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _shared(gpu: str, members: Sequence[Sequence[ComputeFit]], over: str) -> tuple[ComputeEntry, OverlapEntry]:
-    """The median over members of the median of each one's fits, for runtimes that nobody measured on such devices; of
+    """The median over members of the median of each one's fits, for runtimes that were not measured on such devices; of
     an operation's seconds without those of hosts that waited, where there are others."""
     fits = [fit for some in members for fit in some]
     about: dict[str, Any] = {
@@ -210,15 +212,17 @@ def sources_text(samples: Sequence[Sample]) -> str:
     return f"fitted on {'; '.join(sources)} ({named})"
 
 
-def groups_of(samples: Sequence[Sample]) -> dict[Group, list[Sample]]:
+def groups_of(samples: Sequence[Sample]) -> dict[FitGroup, list[Sample]]:
     """The samples by which each group of a calibration is judged."""
     sized = [one for one in samples if one.memory_kind in ("reserved", "device") and one.memory_bytes is not None]
-    found: dict[Group, list[Sample]] = {("allocator", runtime): each for (runtime,), each in grouped(sized, "runtime")}
+    found: dict[FitGroup, list[Sample]] = {
+        ("allocator", runtime): each for (runtime,), each in grouped(sized, "runtime")
+    }
     found |= {("speed", *key): each for key, each in timed(samples)}
     return found
 
 
-def has_group(made: Calibration, group: Group) -> bool:
+def has_group(made: Calibration, group: FitGroup) -> bool:
     """Whether a calibration has an entry of its own for a group."""
     what, runtime, *gpu = group
     entries: Sequence[AllocatorEntry | ComputeEntry] = made.allocator if what == "allocator" else made.compute

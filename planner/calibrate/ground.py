@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from planner.calibrate import links, machine
-from planner.calibrate.asked import Asked
+from planner.calibrate.asked import RowQuestion
 from planner.calibrate.probe import read_probe
 from planner.spec.calibration import Calibration, LinkEntry
 
@@ -19,7 +19,7 @@ PROBED = "probe:"
 """Opens the name of a calibration that a probe gave: it has no file."""
 
 
-def link_fits(rows: Sequence[Asked]) -> tuple[tuple[LinkEntry, ...], dict[str, int], int]:
+def link_fits(rows: Sequence[RowQuestion]) -> tuple[tuple[LinkEntry, ...], dict[str, int], int]:
     """(curves of every link that rows of collectives measured, rows that cannot be used by reason, rows used)."""
     measured = [one for one in rows if one.row.collective is not None]
     samples = links.samples_of(measured)

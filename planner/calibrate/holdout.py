@@ -19,7 +19,7 @@ from planner.spec.calibration import Calibration
 FOLDS = 5
 """Parts of a runtime's measurements where all are of one model: then parts are left out, by the hash of their ids."""
 
-Fitted = Callable[[Sequence[Sample]], Calibration]
+Fitter = Callable[[Sequence[Sample]], Calibration]
 """The calibration that samples give."""
 
 
@@ -56,7 +56,7 @@ def _residual(sample: Sample, known: Calibration, timer: Timer) -> Residual:
     return Residual(sample, size, seconds)
 
 
-def left_out(samples: Sequence[Sample], value: Callable[[Sample], str], fitted: Fitted, timer: Timer) -> list[Residual]:
+def left_out(samples: Sequence[Sample], value: Callable[[Sample], str], fitted: Fitter, timer: Timer) -> list[Residual]:
     """Every sample as a calibration predicts it that was fitted without any sample of the same `value`."""
     values = {one.id: value(one) for one in samples}
     found: list[Residual] = []
@@ -66,7 +66,7 @@ def left_out(samples: Sequence[Sample], value: Callable[[Sample], str], fitted: 
     return found
 
 
-def unseen(samples: Sequence[Sample], fitted: Fitted, timer: Timer) -> list[Residual]:
+def unseen(samples: Sequence[Sample], fitted: Fitter, timer: Timer) -> list[Residual]:
     """Every timed sample as a calibration predicts it that was fitted without any sample of its runtime or device."""
     found: list[Residual] = []
     for (runtime, gpu), inside in timed(samples):

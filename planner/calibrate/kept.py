@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from planner.calibrate import fit
 from planner.calibrate.allocator import LEAST, badness
-from planner.calibrate.fit import ANYWHERE, Group, timed
+from planner.calibrate.fit import ANYWHERE, FitGroup, timed
 from planner.calibrate.holdout import Residual
 from planner.calibrate.samples import Sample
 from planner.calibrate.statistics import errors_of
@@ -24,8 +24,8 @@ OF_ONE_MODEL = 16
 """Measurements needed where all are of one model, so that none of another model can contradict them."""
 LONGER_TAIL = 1.25
 """How much larger the ninth decile of the error may get for a better median."""
-EVERYWHERE: Group = ("speed", "shared", ANYWHERE)
-"""The speed of runtimes and devices that nobody measured."""
+EVERYWHERE: FitGroup = ("speed", "shared", ANYWHERE)
+"""The speed of runtimes and devices that were not measured."""
 WORDS = {"allocator": "memory_error", "speed": "time_error"}
 """What a group of coefficients is judged by."""
 
@@ -36,12 +36,15 @@ def unproven(
     by_model: Sequence[Residual],
     by_source: Sequence[Residual],
     made: Calibration,
-    gone: frozenset[Group],
-) -> dict[Group, str]:
+    gone: frozenset[FitGroup],
+) -> dict[FitGroup, str]:
     """Groups to drop, each with the reason: too few measurements, or left-out ones not predicted better than before.
     What runtimes share is judged first: the others fall back on it."""
-    found: dict[Group, str] = {}
-    shared: list[Group] = [("allocator", "shared"), *(("speed", "shared", gpu) for gpu in {one.gpu for one in samples})]
+    found: dict[FitGroup, str] = {}
+    shared: list[FitGroup] = [
+        ("allocator", "shared"),
+        *(("speed", "shared", gpu) for gpu in {one.gpu for one in samples}),
+    ]
     for group in shared:
         members = [one for one in samples if group[2:] in ((), (one.gpu,))]
         if group in gone or not fit.has_group(made, (group[0], "shared", *(group[2:] or ("cuda",)))):
@@ -66,11 +69,11 @@ def unproven(
 
 
 def carried_in_vain(
-    samples: Sequence[Sample], alone: Sequence[Residual], carried: Sequence[Residual], groups: Collection[Group]
-) -> dict[Group, str]:
+    samples: Sequence[Sample], alone: Sequence[Residual], carried: Sequence[Residual], groups: Collection[FitGroup]
+) -> dict[FitGroup, str]:
     """What fits on other devices tell that is no better for a device that was left out than what is there without
     them, on most of the devices where they differ or over all: each with the reason."""
-    found: dict[Group, str] = {}
+    found: dict[FitGroup, str] = {}
     for group in sorted(groups):
         what, runtime, _ = group
         ids = {one.id for one in samples if one.runtime == runtime and one.step_s is not None}
@@ -94,7 +97,7 @@ def carried_in_vain(
 
 def shared_in_vain(
     samples: Sequence[Sample], before: Sequence[Residual], unseen: Sequence[Residual]
-) -> dict[Group, str]:
+) -> dict[FitGroup, str]:
     """The speed that all runtimes share on any device, with the reason, when it predicts no better than the guesses:
     most pairs of a runtime and a device, each by fits on other runtimes and devices alone, or the mean over these.
     A pair with less than LEAST measurements tells nothing, as in a fit."""
@@ -148,7 +151,7 @@ def errors_in(residuals: Sequence[Residual], ids: set[str], what: str) -> list[f
     return [error for one in residuals if one.sample.id in ids and (error := getattr(one, what)) is not None]
 
 
-def _named(group: Group) -> str:
+def _named(group: FitGroup) -> str:
     what, runtime, *gpu = group
     whose = "runtimes without measurements" if runtime == "shared" else runtime
     return f"{what} of {whose}" + (f" on {gpu[0]}" if gpu else "")

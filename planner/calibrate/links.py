@@ -14,7 +14,7 @@ from statistics import median
 import msgspec
 
 from planner.basics.units import GB
-from planner.calibrate.asked import Asked
+from planner.calibrate.asked import RowQuestion
 from planner.calibrate.collective import OPS, bus_bytes
 from planner.engines.base import Call
 from planner.figures.comm import Traffic, ranks_inside, sent_in
@@ -33,7 +33,7 @@ SMALLEST_STEP = 1.002
 """A factor: the search ends where changing any number by less no longer helps."""
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveSample(msgspec.Struct, frozen=True, kw_only=True):
     """One measured collective of `ranks` neighbours (`stride` apart in rank order) on a cluster.
 
     `payload_bytes` is the whole tensor of an all-reduce, the gathered one of an all-gather, the unreduced one of a
@@ -61,7 +61,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         return self.cluster.levels[reached.index(self.ranks)].link.name
 
 
-def samples_of(rows: Iterable[Asked]) -> list[Sample]:
+def samples_of(rows: Iterable[RowQuestion]) -> list[CollectiveSample]:
     """Measured bandwidths as samples; rows without a size, or of machines unknown here, are left out."""
     found = []
     for one in rows:
@@ -71,7 +71,9 @@ def samples_of(rows: Iterable[Asked]) -> list[Sample]:
         if cluster is None or not cluster.gpu.flops_per_s:
             continue
         seconds = bus_bytes(call.op, call.bytes, cluster.gpus) / (bandwidth * GB)
-        found.append(Sample(op=call.op, ranks=cluster.gpus, payload_bytes=call.bytes, seconds=seconds, cluster=cluster))
+        found.append(
+            CollectiveSample(op=call.op, ranks=cluster.gpus, payload_bytes=call.bytes, seconds=seconds, cluster=cluster)
+        )
     return found
 
 
@@ -80,11 +82,11 @@ Curves = dict[tuple[str, str | None], LinkCurve]
 
 
 def curve_of(curves: Curves, link: str, op: str) -> LinkCurve:
-    """The curve for a collective; a link that nobody measured is as its datasheet says."""
+    """The curve for a collective; a link that was not measured is as in its datasheet."""
     return curves.get((link, op)) or curves.get((link, None)) or LinkCurve(share=1.0, half_bytes=0.0)
 
 
-def predicted_s(sample: Sample, curves: Curves) -> float:
+def predicted_s(sample: CollectiveSample, curves: Curves) -> float:
     """Seconds of a sample by the model of step times."""
     return _predicted_s(sample.traffic, sample.cluster.levels, curves)
 
@@ -93,7 +95,7 @@ def _predicted_s(call: Traffic, levels: Sequence[Tier], curves: Curves) -> float
     return float(tier_seconds(call, levels, [curve_of(curves, tier.link.name, call.op) for tier in levels]))
 
 
-def fit(samples: Sequence[Sample]) -> Curves:
+def fit(samples: Sequence[CollectiveSample]) -> Curves:
     """The curves that come nearest to the samples, by squared logarithms of predicted over measured.
 
     A coefficient is fitted only where the samples can tell it: `half_bytes` where sizes and groups differ, `latency_s`
@@ -108,7 +110,7 @@ def fit(samples: Sequence[Sample]) -> Curves:
     return curves
 
 
-def entries(samples: Sequence[Sample], source: str, gpu: str | None = None) -> tuple[LinkEntry, ...]:
+def entries(samples: Sequence[CollectiveSample], source: str, gpu: str | None = None) -> tuple[LinkEntry, ...]:
     """The fit as entries of a calibration, each with the number of its samples and its median error on them."""
     curves = fit(samples)
     found = []
@@ -130,12 +132,12 @@ def entries(samples: Sequence[Sample], source: str, gpu: str | None = None) -> t
     return tuple(found)
 
 
-def errors(samples: Sequence[Sample], curves: Curves) -> list[float]:
+def errors(samples: Sequence[CollectiveSample], curves: Curves) -> list[float]:
     """|predicted/measured - 1| of each sample."""
     return [abs(predicted_s(one, curves) / one.seconds - 1) for one in samples]
 
 
-def _inner_first(samples: Sequence[Sample]) -> list[str]:
+def _inner_first(samples: Sequence[CollectiveSample]) -> list[str]:
     """Links by how wide the groups are that need them: a wider link's time rests on the narrower ones'."""
     places: dict[str, int] = {}
     for one in samples:
@@ -144,7 +146,7 @@ def _inner_first(samples: Sequence[Sample]) -> list[str]:
     return sorted(places, key=lambda link: (places[link], link))
 
 
-def _fitted(samples: Sequence[Sample], known: Curves, key: tuple[str, str | None]) -> LinkCurve:
+def _fitted(samples: Sequence[CollectiveSample], known: Curves, key: tuple[str, str | None]) -> LinkCurve:
     sizes, groups = (len({getattr(one, name) for one in samples}) > 1 for name in ("payload_bytes", "ranks"))
     names = ["share", *(["latency_s"] if sizes or groups else []), *(["half_bytes"] if sizes and groups else [])]
 
@@ -165,7 +167,7 @@ def _fitted(samples: Sequence[Sample], known: Curves, key: tuple[str, str | None
 
 def _slowest_share(badness: Callable[[Sequence[float]], float], found: tuple[float, list[float]]) -> list[float]:
     """Where the samples cannot tell large shares apart (other tiers or a ring's steps take longer), the least of them:
-    no better rate than was seen is promised to messages that nobody measured."""
+    no better rate than was seen is promised to messages that were not measured."""
     best, place = found
     while badness(slower := [place[0] / SMALLEST_STEP, *place[1:]]) <= best * ALIKE + 1e-9:
         place = slower

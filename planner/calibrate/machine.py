@@ -15,7 +15,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_comment
 from planner.basics.tomltext import pairs
 from planner.basics.units import GB, GIB, MICRO, TERA
-from planner.calibrate.probe import Exchange, Probe, Product
+from planner.calibrate.probe import Exchange, Probe, ProductTiming
 from planner.figures.comm import leaving_bytes
 from planner.figures.linktime import ROUNDS
 from planner.parallelism.collectives import NEIGHBOURLY, WIRE
@@ -44,7 +44,7 @@ class Curve(NamedTuple):
     spread: float
 
 
-class Rates(NamedTuple):
+class MeasuredRates(NamedTuple):
     """The best that was reached: FLOP/s by number format, bytes/s of memory, bytes/s of each link by where it lies."""
 
     flops_per_s: dict[str, float]
@@ -87,12 +87,12 @@ def fit_fixed(points: Iterable[tuple[float, float, float]], cost: float) -> Curv
     return Curve(cost, fixed, len(rows), statistics.median(errors))
 
 
-def size_of(product: Product) -> float:
+def size_of(product: ProductTiming) -> float:
     """The size that planner.spec.calibration's curve goes by: the harmonic mean of the three dimensions over 3."""
     return 1 / (1 / product.m + 1 / product.n + 1 / product.k)
 
 
-def reached(probe: Probe) -> Rates:
+def reached(probe: Probe) -> MeasuredRates:
     """The machine's best rates."""
     formats: dict[str, float] = {}
     for product in probe.products:
@@ -105,7 +105,7 @@ def reached(probe: Probe) -> Rates:
         curves = [curve for _, curve in _curves(probe, place) if curve.cost > 0]
         if curves:
             links[place] = 1 / min(curve.cost for curve in curves)
-    return Rates(formats, max(moved), links)
+    return MeasuredRates(formats, max(moved), links)
 
 
 def sent_bytes(probe: Probe, one: Exchange) -> float:
@@ -121,7 +121,7 @@ def operation_seconds(probe: Probe) -> float:
     return statistics.mean(costs) if costs else 0.0
 
 
-def compute_entry(probe: Probe, gpu: str, rates: Rates) -> ComputeEntry:
+def compute_entry(probe: Probe, gpu: str, rates: MeasuredRates) -> ComputeEntry:
     """How products, attention and kernels that only move bytes stay below `rates`, on this device."""
     each_s = operation_seconds(probe)
     clear = [one for one in probe.products if one.seconds >= CLEAR * each_s and one.dtype in rates.flops_per_s]
@@ -148,7 +148,7 @@ def compute_entry(probe: Probe, gpu: str, rates: Rates) -> ComputeEntry:
     )
 
 
-def link_entries(probe: Probe, place: str, link: str, rates: Rates) -> list[LinkEntry]:
+def link_entries(probe: Probe, place: str, link: str, rates: MeasuredRates) -> list[LinkEntry]:
     """One entry for each collective that was timed over one kind of link."""
     if place not in rates.links:
         return []
@@ -193,7 +193,7 @@ def overlap_entries(probe: Probe, gpu: str) -> list[OverlapEntry]:
     ]
 
 
-def compared_with(probe: Probe, folders: Folders = ()) -> tuple[str | None, Rates]:
+def compared_with(probe: Probe, folders: Folders = ()) -> tuple[str | None, MeasuredRates]:
     """(the preset of the probed GPU, or None; the rates that shares are of): where the GPU is known its datasheet's,
     as MFU wants it, else the best that the probe reached."""
     best, known = reached(probe), known_gpu(probe, folders)
@@ -252,7 +252,7 @@ def link_names(probe: Probe) -> dict[str, str]:
     return {INSIDE: probe.device.link or "inside the node", BETWEEN: "network"}
 
 
-def _gpu_toml(probe: Probe, best: Rates) -> str:
+def _gpu_toml(probe: Probe, best: MeasuredRates) -> str:
     facts: dict[str, object] = {"kind": probe.device.kind}
     if probe.device.kind != "cpu" and probe.device.memory_bytes is not None:
         facts["memory_gib"] = probe.device.memory_bytes / GIB
@@ -264,7 +264,7 @@ def _gpu_toml(probe: Probe, best: Rates) -> str:
     return _preset(probe, facts, sources, {"dense_tflops": rates})
 
 
-def _node_toml(probe: Probe, gpu: str, best: Rates) -> str:
+def _node_toml(probe: Probe, gpu: str, best: MeasuredRates) -> str:
     names, ranks = link_names(probe), probe.ranks_per_node
     inside = best.links.get(INSIDE)
     between = best.links.get(BETWEEN)

@@ -14,7 +14,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.units import GIB
 from planner.calibrate.rows import OldRow
 from planner.parallelism.case import Case
-from planner.spec import Step, presets
+from planner.spec import StepImplementation, presets
 
 AGAIN = "Measure it again, or give its options (docs/adding-a-measurement.md)"
 LAYOUT = {
@@ -72,13 +72,13 @@ def machines(row: OldRow) -> dict[str, Any]:
 
 
 def as_run(row: OldRow, case: Case) -> Case:
-    """The case with what no option says: how AdamW stepped, and the memory that a rank could take (PlannerError where
+    """The case with what no option holds: how AdamW stepped, and the memory that a rank could take (PlannerError where
     its ranks are not those that the row says)."""
     stated, ranks = row.layout.get("dp"), case.layout.data_parallel
     if stated is not None and stated != ranks:
         rule = f"is not the {ranks} data-parallel ranks of {case.cluster.gpus} GPUs"
         raise PlannerError("layout.dp", stated, rule, AGAIN)
-    how, known = row.layout.get("optimizer_implementation") or "foreach", get_args(Step)
+    how, known = row.layout.get("optimizer_implementation") or "foreach", get_args(StepImplementation)
     if how not in known:
         raise PlannerError("layout.optimizer_implementation", how, f"must be one of {', '.join(known)}", AGAIN)
     runtime = msgspec.structs.replace(case.runtime, adamw_implementation=how)

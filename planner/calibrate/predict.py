@@ -14,14 +14,14 @@ import msgspec
 from planner.ask.fits import Verdict, fit_probability, usable_bytes, verdict
 from planner.basics.errors import one_line
 from planner.basics.units import GIB
-from planner.calibrate.asked import Asked, CannotPredict
+from planner.calibrate.asked import CannotPredict, RowQuestion
 from planner.calibrate.collective import bus_bandwidth_gbps
 from planner.calibrate.largest import largest_micro_batch, largest_seq_len
 from planner.calibrate.rows import OWN_SOURCE, Measured, Row, Source, Unread
 from planner.figures.allocator import needed_bytes, pending_bytes
 from planner.figures.memory import device_bytes, memory_breakdown, memory_lines, of_same_lines, peak_at, reserved_bytes
 from planner.figures.passes import coefficients
-from planner.figures.steptime import scalar, step_time, throughput
+from planner.figures.steptime import scalar, throughput
 from planner.parallelism.case import Case
 from planner.spec import Layout
 from planner.spec.calibration import Calibration
@@ -56,7 +56,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 class Replayed(msgspec.Struct, frozen=True):
     """A row with its prediction, or with the reason why there is none (`skipped`)."""
 
-    asked: Asked
+    asked: RowQuestion
     predicted: Figures
     skipped: str | None = None
 
@@ -92,7 +92,7 @@ Walks = dict[tuple[object, ...], list[tuple[float, float]]]
 """Memory lines by what they depend on."""
 
 
-def replay(rows: Iterable[Asked | Unread], calibration: Calibration) -> list[Replayed]:
+def replay(rows: Iterable[RowQuestion | Unread], calibration: Calibration) -> list[Replayed]:
     """Every row, in order; a line that is no row has its refusal for a reason."""
     walks: Walks = {}
     return [_unread(row) if isinstance(row, Unread) else _replayed(row, calibration, walks) for row in rows]
@@ -101,10 +101,10 @@ def replay(rows: Iterable[Asked | Unread], calibration: Calibration) -> list[Rep
 def _unread(one: Unread) -> Replayed:
     place = f"{one.file}:{one.line}"
     row = Row(id=place, source=Source(repo_or_paper=place), measured=Measured(), file=one.file)
-    return Replayed(Asked(row=row), Figures(), f"is no row: {one.refusal}")
+    return Replayed(RowQuestion(row=row), Figures(), f"is no row: {one.refusal}")
 
 
-def _replayed(asked: Asked, calibration: Calibration, walks: Walks) -> Replayed:
+def _replayed(asked: RowQuestion, calibration: Calibration, walks: Walks) -> Replayed:
     if asked.row.collective is not None:
         try:
             return Replayed(asked, Figures(busbw_gbps=bus_bandwidth_gbps(asked, calibration)))
@@ -141,14 +141,14 @@ def calibrated(case: Case, calibration: Calibration) -> Case:
     return msgspec.structs.replace(case, runtime=runtime)
 
 
-def _figures(case: Case, asked: Asked, calibration: Calibration, walks: Walks) -> Figures:
+def _figures(case: Case, asked: RowQuestion, calibration: Calibration, walks: Walks) -> Figures:
     gpu, kind = case.cluster.gpu, asked.memory_kind
     allocated = _allocated(case, walks)
     fullest = _by_kind(case, allocated)
     on_first = asked.row.measured.memory_stage == "first"
     logged = _logged(case, asked, _allocated(case, walks, first_stage=True) if on_first else allocated)
     device, needed = fullest["device"], float(needed_bytes(case, allocated))
-    time = step_time(case, calibration, conditions=asked.conditions)
+    time = asked.conditions.step_time(case, calibration)
     speed = throughput(case, time)
     bands = coefficients(case, calibration).bands
     edges = partial(_device_bytes, walks=walks)
@@ -176,7 +176,7 @@ def _device_bytes(case: Case, walks: Walks) -> float:
 
 
 def _by_kind(case: Case, allocated: float) -> dict[str, float]:
-    """Bytes by the kinds that rows measure, of so many live ones."""
+    """Bytes by the kinds that rows measure, of a number of live ones."""
     return {
         "allocated": allocated,
         "reserved": float(reserved_bytes(case, allocated)),
@@ -184,7 +184,7 @@ def _by_kind(case: Case, allocated: float) -> dict[str, float]:
     }
 
 
-def _logged(case: Case, asked: Asked, allocated: float) -> dict[str, float]:
+def _logged(case: Case, asked: RowQuestion, allocated: float) -> dict[str, float]:
     """The same as the row's source read them: with blocks that were pending, as many as the device has room for."""
     found = _by_kind(case, allocated)
     found["device"] -= float(pending_bytes(case))

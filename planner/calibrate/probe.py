@@ -19,7 +19,7 @@ PROBE_SCHEMA = "probe/1"
 TABLES = ("products", "attention", "sweeps", "overheads", "exchanges", "overlaps")
 
 
-class Product(msgspec.Struct, frozen=True, kw_only=True):
+class ProductTiming(msgspec.Struct, frozen=True, kw_only=True):
     """One matrix product (m x k) @ (k x n): median seconds of a call.
 
     `form` is which of a linear module's products it is: "forward", "input" (its input's gradient) or "weight".
@@ -43,7 +43,7 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
         return self.flops / self.seconds
 
 
-class Attention(msgspec.Struct, frozen=True, kw_only=True):
+class AttentionTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Causal scaled-dot-product attention as PyTorch computes it: median seconds of a forward and of its backward.
 
     `sequences` x `heads` x `seq_len` x `head_dim`, as many key heads as query heads.
@@ -63,7 +63,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
         return 2.0 * self.sequences * self.heads * self.seq_len**2 * self.head_dim
 
 
-class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+class ElementwiseTiming(msgspec.Struct, frozen=True, kw_only=True):
     """One element-wise kernel over `bytes` of memory, reads and writes together: median seconds of a call.
 
     `kind` is "add" (two tensors read, a new one written), "norm" or "gate" (an eager RMSNorm, a gated activation,
@@ -108,7 +108,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Overlap(msgspec.Struct, frozen=True, kw_only=True):
+class OverlapTiming(msgspec.Struct, frozen=True, kw_only=True):
     """The same products alone, the same all-reduce of `ranks` ranks alone, both started together: median seconds."""
 
     ranks: int
@@ -119,7 +119,7 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     both_s: float
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
+class ProbedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank computes on, as its driver says. None is not said.
 
     `memory_bytes` is what PyTorch sees of one device (a CPU: of the node). Clocks in Hz, power in watts.
@@ -159,7 +159,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     date: str
     seconds: float
-    device: Device
+    device: ProbedDevice
     host: Host
     nodes: int
     ranks_per_node: int
@@ -167,12 +167,12 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     transport: str
     launcher: str
     versions: dict[str, str] = {}
-    products: tuple[Product, ...] = ()
-    attention: tuple[Attention, ...] = ()
-    sweeps: tuple[Sweep, ...] = ()
+    products: tuple[ProductTiming, ...] = ()
+    attention: tuple[AttentionTiming, ...] = ()
+    sweeps: tuple[ElementwiseTiming, ...] = ()
     overheads: tuple[Overhead, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
-    overlaps: tuple[Overlap, ...] = ()
+    overlaps: tuple[OverlapTiming, ...] = ()
 
     @property
     def ranks(self) -> int:

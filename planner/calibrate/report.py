@@ -17,20 +17,20 @@ from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_comment
 from planner.calibrate import bands as banding
 from planner.calibrate import fit, holdout, kept
-from planner.calibrate.asked import Asked, Reader, each
+from planner.calibrate.asked import Reader, RowQuestion, each
 from planner.calibrate.compute import Timer
-from planner.calibrate.fit import Group
+from planner.calibrate.fit import FitGroup
 from planner.calibrate.ground import link_fits, with_probes, without_probes
 from planner.calibrate.holdout import Residual
 from planner.calibrate.rows import Unread
 from planner.calibrate.samples import Sample, of_rows, of_run
-from planner.calibrate.statistics import Errors, errors_of
+from planner.calibrate.statistics import RelativeErrors, errors_of
 from planner.spec.calibration import Calibration, LinkEntry, as_toml
 
 SCHEMA = "calibrate/1"
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorLine(msgspec.Struct, frozen=True, kw_only=True):
     """One group's errors in memory or time: with the calibration underneath, fitted, and left out.
 
     `left_model` leaves out one model at a time (a fifth of the rows, where a runtime was measured with one model only),
@@ -40,21 +40,21 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     runtime: str
     gpu: str
-    before: Errors
-    fitted: Errors
-    left_model: Errors
-    left_source: Errors
-    left_gpu: Errors
+    before: RelativeErrors
+    fitted: RelativeErrors
+    left_model: RelativeErrors
+    left_source: RelativeErrors
+    left_gpu: RelativeErrors
 
 
 class OfSource(msgspec.Struct, frozen=True, kw_only=True):
-    """One source's errors in memory or time, its rows left out by model, together, and by device (`Line`)."""
+    """One source's errors in memory or time, its rows left out by model, together, and by device (`ErrorLine`)."""
 
     what: str
     source: str
-    left_model: Errors
-    left_source: Errors
-    left_gpu: Errors
+    left_model: RelativeErrors
+    left_source: RelativeErrors
+    left_gpu: RelativeErrors
 
 
 class LeftOut(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class LeftOut(msgspec.Struct, frozen=True):
     samples: tuple[Sample, ...]
     by_model: tuple[Residual, ...]
     by_source: tuple[Residual, ...]
-    fitted: holdout.Fitted
+    fitted: holdout.Fitter
 
 
 class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     why."""
 
     calibration: Calibration
-    lines: tuple[Line, ...]
+    lines: tuple[ErrorLine, ...]
     sources: tuple[OfSource, ...]
     samples: int
     collectives: int
@@ -101,7 +101,7 @@ def calibrate(paths: Sequence[str | Path], base: Calibration, name: str, read: R
     return msgspec.structs.replace(found, calibration=without_probes(found.calibration), probes=len(probes))
 
 
-def _whole(rows: Iterable[Asked | Unread]) -> Iterator[Asked]:
+def _whole(rows: Iterable[RowQuestion | Unread]) -> Iterator[RowQuestion]:
     """The rows; a fit rests on none of a file with a line that is no row (PlannerError)."""
     for one in rows:
         if isinstance(one, Unread):
@@ -123,14 +123,14 @@ def of_samples(
     if links:  # steps are fitted over the curves that collectives gave
         under = Calibration(name="links", based_on=base.name, base=base, links=tuple(links))
     timer = Timer(under)
-    fits = fit.Fits(timer, base, links, fit.on_several_devices(samples))
+    fits = fit.SampleFits(timer, base, links, fit.on_several_devices(samples))
     before = holdout.residuals(samples, base, Timer(base))
-    dropped: dict[Group, str] = {}
+    dropped: dict[FitGroup, str] = {}
     by_model = by_source = by_gpu = before
     while True:  # what is dropped changes what left-out measurements fall back on
         gone = frozenset(dropped)
 
-        def fitted(some: Sequence[Sample], gone: frozenset[Group] = gone) -> Calibration:
+        def fitted(some: Sequence[Sample], gone: frozenset[FitGroup] = gone) -> Calibration:
             return fits.calibration(some, name, gone)
 
         by_model = holdout.left_out(samples, holdout.by_model(samples), fitted, timer)
@@ -165,10 +165,10 @@ def of_samples(
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
-def _lines(samples: Sequence[Sample], *sets: Sequence[Residual]) -> Iterator[Line]:
+def _lines(samples: Sequence[Sample], *sets: Sequence[Residual]) -> Iterator[ErrorLine]:
     names = ("before", "fitted", "left_model", "left_source", "left_gpu")
     for what, (runtime, gpu), errors in _errors(samples, ("runtime", "gpu"), sets):
-        yield Line(what=what, runtime=runtime, gpu=gpu, **dict(zip(names, errors, strict=True)))
+        yield ErrorLine(what=what, runtime=runtime, gpu=gpu, **dict(zip(names, errors, strict=True)))
 
 
 def _of_sources(samples: Sequence[Sample], *sets: Sequence[Residual]) -> Iterator[OfSource]:
@@ -179,7 +179,7 @@ def _of_sources(samples: Sequence[Sample], *sets: Sequence[Residual]) -> Iterato
 
 def _errors(
     samples: Sequence[Sample], keys: tuple[str, ...], sets: Sequence[Sequence[Residual]]
-) -> Iterator[tuple[str, tuple[str, ...], list[Errors]]]:
+) -> Iterator[tuple[str, tuple[str, ...], list[RelativeErrors]]]:
     """What was measured, the values of keys, and the errors of such samples in each set of residuals."""
     for what in ("memory_error", "time_error"):
         for values, members in fit.grouped(samples, *keys):

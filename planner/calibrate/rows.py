@@ -23,8 +23,8 @@ SCHEMA = "row/2"
 OWN_SOURCE = "meshwright"
 """`source.repo_or_paper` of rows that `executor measure` writes: this project's trainer ran."""
 
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e30)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
+PositiveFinite = Annotated[float, msgspec.Meta(gt=0, le=1e30)]
+NotNegativeFinite = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
@@ -46,31 +46,31 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     by phase (load, forward, backward, optimizer), `terms_gib` what lived at the peak by the planner's terms,
     `context_gib` device memory beside what the allocator reserved. `oom` None: the source does not tell an
     out-of-memory from another crash. `largest_micro_batch` and `largest_seq_len` are the largest that ran where the
-    next step was out of memory, all else being what the row says.
+    next step was out of memory, all else being as in the row.
     """
 
-    peak_memory_gib: Positive | None = None
+    peak_memory_gib: PositiveFinite | None = None
     memory_kind: str | None = None
     memory_stage: Literal["fullest", "first"] = "fullest"
-    forwards_ahead: NotNegative | None = None
-    reserved_gib: Positive | None = None
-    device_gib: Positive | None = None
-    context_gib: NotNegative | None = None
+    forwards_ahead: NotNegativeFinite | None = None
+    reserved_gib: PositiveFinite | None = None
+    device_gib: PositiveFinite | None = None
+    context_gib: NotNegativeFinite | None = None
     phases_gib: dict[str, float] | None = None
     terms_gib: dict[str, float] | None = None
-    tokens_per_s_per_gpu: Positive | None = None
-    tflops_per_gpu: Positive | None = None
+    tokens_per_s_per_gpu: PositiveFinite | None = None
+    tflops_per_gpu: PositiveFinite | None = None
     mfu: Fraction | None = None
     hfu: Fraction | None = None
-    step_time_s: Positive | None = None
-    step_times_s: tuple[Positive, ...] | None = None
-    wall_time_s: Positive | None = None
-    train_minutes: Positive | None = None
-    busbw_gbps: Positive | None = None
-    algbw_gbps: Positive | None = None
+    step_time_s: PositiveFinite | None = None
+    step_times_s: tuple[PositiveFinite, ...] | None = None
+    wall_time_s: PositiveFinite | None = None
+    train_minutes: PositiveFinite | None = None
+    busbw_gbps: PositiveFinite | None = None
+    algbw_gbps: PositiveFinite | None = None
     oom: bool | None = None
-    largest_micro_batch: Positive | None = None
-    largest_seq_len: Positive | None = None
+    largest_micro_batch: PositiveFinite | None = None
+    largest_seq_len: PositiveFinite | None = None
 
     @property
     def of_a_run(self) -> bool:
@@ -84,11 +84,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.largest_micro_batch is not None or self.largest_seq_len is not None
 
 
-class Collective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MeasuredCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A bandwidth row's call: its name and the bytes it was given (None: not said)."""
 
     op: str
-    bytes: Positive | None = None
+    bytes: PositiveFinite | None = None
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +104,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     plan: Plan | None = None
     options: dict[str, Any] | None = None
-    collective: Collective | None = None
+    collective: MeasuredCall | None = None
     measured: Measured
     status: str | None = None
     derived_label: str | None = None

@@ -14,10 +14,9 @@ from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.reading import read_bytes
 from planner.basics.units import GIB
-from planner.calibrate.asked import Asked
+from planner.calibrate.asked import RowQuestion, RunConditions
 from planner.calibrate.predict import Replayed, replay
 from planner.figures.allocator import block_bytes, bytes_beside, lasting_bytes, more_communicators, pending_bytes
-from planner.figures.conditions import NONE, Conditions
 from planner.figures.memory import memory_breakdown
 from planner.parallelism.case import Case
 from planner.spec.calibration import OWN_RUNS, Calibration
@@ -32,7 +31,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     tensors on the fullest stage, or the measured one where a row has both, of which `lasting_bytes` stay between steps;
     `apart_bytes` as engines.base, with what was pending when memory was read; `communicators` are NCCL's beside the
     first. `context_bytes` is device memory beside what the allocator reserved. `step_s` are seconds of an optimizer
-    step, `conditions` what the hosts of the run are known to have taken beside. None is not measured.
+    step, `conditions` are those of the run. None is not measured.
     """
 
     id: str
@@ -47,7 +46,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     memory_bytes: float | None = None
     context_bytes: float | None = None
     step_s: float | None = None
-    conditions: Conditions = NONE
+    conditions: RunConditions = RunConditions()
 
     @property
     def runtime(self) -> str:
@@ -72,7 +71,7 @@ class Gathered(msgspec.Struct, frozen=True):
     unused: dict[str, int]
 
 
-def of_rows(rows: Sequence[Asked], calibration: Calibration) -> Gathered:
+def of_rows(rows: Sequence[RowQuestion], calibration: Calibration) -> Gathered:
     """Every row that measured memory or speed and can be predicted; rows of collectives are not among them."""
     samples: list[Sample] = []
     unused: dict[str, int] = {}
@@ -115,7 +114,7 @@ def _of_row(one: Replayed) -> list[Sample]:
 
 
 def _beside(sample: Sample, forwards: float) -> Sample:
-    """The sample with what its live bytes bring about, the host so many forwards ahead."""
+    """The sample with what its live bytes bring about, the host a number of forwards ahead."""
     case, live = sample.case, sample.live_bytes
     return msgspec.structs.replace(
         sample,

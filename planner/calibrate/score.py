@@ -15,7 +15,7 @@ import msgspec
 
 from planner.basics.units import GIB
 from planner.calibrate.predict import Replayed, terms_of
-from planner.calibrate.statistics import Errors, Factors, errors_of, factors_of, spearman
+from planner.calibrate.statistics import Factors, RelativeErrors, errors_of, factors_of, spearman
 
 WORST = 3
 """Rows shown of each source and kind."""
@@ -45,7 +45,7 @@ class MemoryScore(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     model: str | None
     kind: str
-    errors: Errors
+    errors: RelativeErrors
     worst: tuple[WorstRow, ...] = ()
 
 
@@ -71,7 +71,7 @@ class LargestScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Layouts of one model on so many GPUs: Spearman's correlation of predicted and measured speed, and what the
+    """Layouts of one model on one number of GPUs: Spearman's correlation of predicted and measured speed, and what the
     first choice among those predicted to fit would have cost (`regret`: the best's speed over its own, - 1; None: the
     choice had failed)."""
 
@@ -135,11 +135,11 @@ def summary(replayed: Sequence[Replayed]) -> Summary:
 
 # -- memory and time -----------------------------------------------------------------------------------------------
 
-Point = tuple[Replayed, float, float]
+ComparedRow = tuple[Replayed, float, float]
 """A row with its predicted and its measured figure."""
 
 
-def memory_points(replayed: Iterable[Replayed]) -> Iterator[tuple[str, Point]]:
+def memory_points(replayed: Iterable[Replayed]) -> Iterator[tuple[str, ComparedRow]]:
     """(kind, point) for every memory figure that was measured and predicted: a row may have several."""
     for one in replayed:
         said, measured = one.predicted, one.row.measured
@@ -153,7 +153,7 @@ def memory_points(replayed: Iterable[Replayed]) -> Iterator[tuple[str, Point]]:
                 yield kind, (one, predicted, more)
 
 
-def time_points(replayed: Iterable[Replayed]) -> Iterator[Point]:
+def time_points(replayed: Iterable[Replayed]) -> Iterator[ComparedRow]:
     """Every step time that was measured, or follows from tokens/s, and predicted."""
     for one in replayed:
         measured, predicted = one.measured_step_s, one.predicted.step_time_s
@@ -161,7 +161,7 @@ def time_points(replayed: Iterable[Replayed]) -> Iterator[Point]:
             yield one, predicted, measured
 
 
-def largest_points(replayed: Iterable[Replayed], what: str) -> Iterator[Point]:
+def largest_points(replayed: Iterable[Replayed], what: str) -> Iterator[ComparedRow]:
     """Every largest micro-batch or length that was measured and predicted."""
     for one in replayed:
         predicted, measured = (getattr(of, f"largest_{what}") for of in (one.predicted, one.row.measured))
@@ -169,7 +169,7 @@ def largest_points(replayed: Iterable[Replayed], what: str) -> Iterator[Point]:
             yield one, predicted, measured
 
 
-def _bandwidth_points(replayed: Iterable[Replayed]) -> Iterator[Point]:
+def _bandwidth_points(replayed: Iterable[Replayed]) -> Iterator[ComparedRow]:
     for one in replayed:
         if one.predicted.busbw_gbps is not None and one.row.measured.busbw_gbps is not None:
             yield one, one.predicted.busbw_gbps, one.row.measured.busbw_gbps
@@ -177,7 +177,7 @@ def _bandwidth_points(replayed: Iterable[Replayed]) -> Iterator[Point]:
 
 def _memory(by_source: dict[str, list[Replayed]]) -> Iterator[MemoryScore]:
     for source, them in by_source.items():
-        kinds: dict[str, list[Point]] = defaultdict(list)
+        kinds: dict[str, list[ComparedRow]] = defaultdict(list)
         for kind, point in memory_points(them):
             kinds[kind].append(point)
         for kind, points in kinds.items():
@@ -211,18 +211,18 @@ def _largest(by_source: dict[str, list[Replayed]]) -> Iterator[LargestScore]:
                 yield LargestScore(source=source, model=model, what=what, factors=_factors(some))
 
 
-def _errors(points: Sequence[Point]) -> Errors:
+def _errors(points: Sequence[ComparedRow]) -> RelativeErrors:
     return errors_of([predicted / measured - 1 for _, predicted, measured in points])
 
 
-def _factors(points: Sequence[Point]) -> Factors:
+def _factors(points: Sequence[ComparedRow]) -> Factors:
     return factors_of([predicted / measured for _, predicted, measured in points])
 
 
-def _by_model(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
+def _by_model(points: Sequence[ComparedRow]) -> Iterator[tuple[str, list[ComparedRow]]]:
     """Points by model, where there are several models (a collective has none: by operation)."""
 
-    def name(point: Point) -> str:
+    def name(point: ComparedRow) -> str:
         case, call = point[0].case, point[0].row.collective
         return case.model.name if case else call.op if call else "not stated"
 
@@ -231,10 +231,10 @@ def _by_model(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
         yield from groups.items()
 
 
-def _worst(points: Sequence[Point], terms: bool) -> tuple[WorstRow, ...]:
+def _worst(points: Sequence[ComparedRow], terms: bool) -> tuple[WorstRow, ...]:
     """The rows furthest off: of memory, which has `terms` of its peak, by the error, else by the factor."""
 
-    def off(point: Point) -> float:
+    def off(point: ComparedRow) -> float:
         ratio = point[1] / point[2]
         return abs(ratio - 1 if terms else math.log(ratio))
 

@@ -13,7 +13,7 @@ from statistics import median
 import msgspec
 
 
-class Errors(msgspec.Struct, frozen=True, kw_only=True):
+class RelativeErrors(msgspec.Struct, frozen=True, kw_only=True):
     """Of e = predicted / measured - 1: the median and the 90th percentile of |e|, and the median of e."""
 
     n: int
@@ -34,10 +34,10 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True):
     scaled_p90: float
 
 
-def errors_of(errors: Sequence[float]) -> Errors:
+def errors_of(errors: Sequence[float]) -> RelativeErrors:
     """Of one error or more."""
     sizes = [abs(error) for error in errors]
-    return Errors(n=len(errors), median=median(sizes), p90=percentile(sizes, 0.9), bias=median(errors))
+    return RelativeErrors(n=len(errors), median=median(sizes), p90=percentile(sizes, 0.9), bias=median(errors))
 
 
 def factors_of(ratios: Sequence[float]) -> Factors:

@@ -17,7 +17,7 @@ FITS = "What fits"
 """The title of the table of which README tells the sums (scripts/pages/fits.py)."""
 
 
-class Table(msgspec.Struct, frozen=True):
+class ScoreTable(msgspec.Struct, frozen=True):
     """One table: a title, head and rows of text; the first `left` columns are words."""
 
     title: str
@@ -26,7 +26,7 @@ class Table(msgspec.Struct, frozen=True):
     left: int
 
 
-def tables(found: Summary) -> list[Table]:
+def tables(found: Summary) -> list[ScoreTable]:
     """Those that have rows, in the order people read them."""
     made = [
         _memory(found), _speed(found), _largest(found), _fit(found), _ranks(found), _worst_memory(found),
@@ -35,7 +35,7 @@ def tables(found: Summary) -> list[Table]:
     return [table for table in made if table.rows]
 
 
-def _memory(found: Summary) -> Table:
+def _memory(found: Summary) -> ScoreTable:
     rows = [
         (
             one.source, one.model or "all", one.kind, str(one.errors.n), share_text(one.errors.median),
@@ -43,10 +43,10 @@ def _memory(found: Summary) -> Table:
         )
         for one in found.memory
     ]  # fmt: skip
-    return Table("Peak memory", ("source", "model", "kind", "n", "median", "p90", "bias"), tuple(rows), 3)
+    return ScoreTable("Peak memory", ("source", "model", "kind", "n", "median", "p90", "bias"), tuple(rows), 3)
 
 
-def _speed(found: Summary) -> Table:
+def _speed(found: Summary) -> ScoreTable:
     rows = [
         (
             one.source, one.model or "all", one.what.replace("_", " "), str(one.factors.n), f"{one.factors.median:.2f}",
@@ -55,7 +55,7 @@ def _speed(found: Summary) -> Table:
         )
         for one in found.speed
     ]  # fmt: skip
-    return Table(
+    return ScoreTable(
         "Step time, and bandwidth of collectives",
         ("source", "model", "what", "n", "median", "p90", "bias", "scaled median", "scaled p90"),
         tuple(rows),
@@ -63,7 +63,7 @@ def _speed(found: Summary) -> Table:
     )
 
 
-def _largest(found: Summary) -> Table:
+def _largest(found: Summary) -> ScoreTable:
     rows = [
         (
             one.source, one.model or "all", one.what.replace("_", " "), str(one.factors.n), f"{one.factors.median:.2f}",
@@ -71,10 +71,12 @@ def _largest(found: Summary) -> Table:
         )
         for one in found.largest
     ]  # fmt: skip
-    return Table("The largest that fits", ("source", "model", "what", "n", "median", "p90", "bias"), tuple(rows), 3)
+    return ScoreTable(
+        "The largest that fits", ("source", "model", "what", "n", "median", "p90", "bias"), tuple(rows), 3
+    )
 
 
-def _fit(found: Summary) -> Table:
+def _fit(found: Summary) -> ScoreTable:
     rows = [
         (
             one.source, one.outcome, *(str(one.verdicts.get(word, 0)) for word in get_args(Verdict)), str(one.refused),
@@ -82,10 +84,10 @@ def _fit(found: Summary) -> Table:
         )
         for one in found.fit
     ]  # fmt: skip
-    return Table(FITS, ("source", "run", *get_args(Verdict), "refused", "not predicted"), tuple(rows), 2)
+    return ScoreTable(FITS, ("source", "run", *get_args(Verdict), "refused", "not predicted"), tuple(rows), 2)
 
 
-def _ranks(found: Summary) -> Table:
+def _ranks(found: Summary) -> ScoreTable:
     rows = [
         (
             one.source, one.model, one.chosen or "nothing fits", str(one.gpus), str(one.layouts),
@@ -94,7 +96,7 @@ def _ranks(found: Summary) -> Table:
         )
         for one in found.ranks
     ]  # fmt: skip
-    return Table(
+    return ScoreTable(
         "Which layout is best",
         ("source", "model", "first choice", "GPUs", "layouts", "correlation", "regret"),
         tuple(rows),
@@ -102,7 +104,7 @@ def _ranks(found: Summary) -> Table:
     )
 
 
-def _worst_memory(found: Summary) -> Table:
+def _worst_memory(found: Summary) -> ScoreTable:
     rows = [
         (
             one.source, worst.id, worst.layout, worst.phase or NO, _terms(worst), f"{worst.predicted:.2f}",
@@ -111,7 +113,7 @@ def _worst_memory(found: Summary) -> Table:
         for one in found.memory
         for worst in one.worst
     ]  # fmt: skip
-    return Table(
+    return ScoreTable(
         "Largest errors of memory",
         ("source", "row", "layout", "phase", "terms, GiB", "predicted, GiB", "measured, GiB", "error"),
         tuple(rows),
@@ -119,14 +121,14 @@ def _worst_memory(found: Summary) -> Table:
     )
 
 
-def _worst_speed(found: Summary) -> Table:
+def _worst_speed(found: Summary) -> ScoreTable:
     scores: tuple[SpeedScore | LargestScore, ...] = (*found.speed, *found.largest)
     rows = [
         (one.source, worst.id, worst.layout, one.what.replace("_", " "), *_figures(worst))
         for one in scores
         for worst in one.worst
     ]
-    return Table(
+    return ScoreTable(
         "Largest errors of time, and of the largest that fits",
         ("source", "row", "layout", "what", "predicted", "measured", "error"),
         tuple(rows),
@@ -134,14 +136,14 @@ def _worst_speed(found: Summary) -> Table:
     )
 
 
-def _assumptions(found: Summary) -> Table:
+def _assumptions(found: Summary) -> ScoreTable:
     rows = tuple((one.source, one.text, str(one.rows)) for one in found.assumptions)
-    return Table("What was assumed", ("source", "assumption", "rows"), rows, 2)
+    return ScoreTable("What was assumed", ("source", "assumption", "rows"), rows, 2)
 
 
-def _skipped(found: Summary) -> Table:
+def _skipped(found: Summary) -> ScoreTable:
     rows = tuple((one.source, one.text, str(one.rows)) for one in found.skipped)
-    return Table("Rows without a prediction", ("source", "reason", "rows"), rows, 2)
+    return ScoreTable("Rows without a prediction", ("source", "reason", "rows"), rows, 2)
 
 
 def _terms(worst: WorstRow) -> str:

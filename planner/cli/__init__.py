@@ -65,7 +65,7 @@ class Methods(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-class Asking(click.Command):
+class QuestionCommand(click.Command):
     """A command that asks the question: its forty options are made only when it runs, since start time counts."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -139,13 +139,13 @@ def planner() -> None:
     """Plan distributed training: will it fit, how to split it, how fast will it be."""
 
 
-@planner.command(cls=Asking)
+@planner.command(cls=QuestionCommand)
 @with_options(*OUTPUT_OPTIONS, FROM_OPTION, JSON_OPTION)
 def estimate(output: str | None, force: bool, from_file: str | None, as_json: bool, **given: Any) -> int:
     """Every strategy at its best layout, or exactly the layout whose group sizes are given."""
     from planner.ask import options
     from planner.decide import estimate_json, strategies
-    from planner.views import render
+    from planner.views.answer import answer_text
 
     may_write(output, force)
     if from_file is not None:
@@ -153,7 +153,7 @@ def estimate(output: str | None, force: bool, from_file: str | None, as_json: bo
     question = options.question(given)
     with searching() as waiting:
         found = strategies.answer(question)
-    text = estimate_json.as_json(found) if as_json else render.answer_text(found)
+    text = estimate_json.as_json(found) if as_json else answer_text(found)
     return waiting.code(answered(text, found, output))
 
 
@@ -164,7 +164,7 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
     from planner.ask import fromfile, options
     from planner.ask.fromfile import merge
     from planner.decide import estimate_json, strategies
-    from planner.views import render
+    from planner.views.answer import answer_text
 
     read = merge.merged(fromfile.read(path), given)
     # A file of another's launcher is asked about; launching is asked where something is launched.
@@ -173,11 +173,11 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
         found = strategies.answer(question)
     say(merge.as_text(read), err=True)
     whole = estimate_json.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
-    text = msgspec.json.encode(whole) if as_json else render.answer_text(found)
+    text = msgspec.json.encode(whole) if as_json else answer_text(found)
     return waiting.code(answered(text, found, output))
 
 
-@planner.command(cls=Asking)
+@planner.command(cls=QuestionCommand)
 @with_options(ANY_RUNTIME_OPTION, JSON_OPTION)
 def explore(as_json: bool, **given: Any) -> int:
     """Ask, compare and choose on one screen; what is given here fills its fields."""

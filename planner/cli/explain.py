@@ -13,7 +13,7 @@ import msgspec
 from planner.ask import options
 from planner.basics.saying import say
 from planner.basics.waiting import searching
-from planner.cli import JSON_OPTION, Asking, tell, with_options
+from planner.cli import JSON_OPTION, QuestionCommand, tell, with_options
 from planner.decide import estimate_json, estimation, explanation, phases, strategies
 from planner.decide.answers import Answer
 from planner.views import phase as phase_view
@@ -27,7 +27,7 @@ PHASE_OPTION = click.option(
 )
 
 
-@click.command(cls=Asking)
+@click.command(cls=QuestionCommand)
 @with_options(PHASE_OPTION, JSON_OPTION)
 def explain(phase: str | None, as_json: bool, **given: Any) -> int:
     """Where every byte and second of one layout comes from: the recommended one, or the one given."""

@@ -23,26 +23,27 @@ from planner.cli import (
     JSON_OPTION,
     NOTHING_FITS,
     OUTPUT_OPTIONS,
-    Asking,
     Methods,
+    QuestionCommand,
     answered,
     with_options,
 )  # fmt: skip
 from planner.decide import whynot
 from planner.decide.recommendation import as_json_object as recommend_json
 from planner.spec.options import OPTIONS
-from planner.studies import api, objectives
-from planner.studies.api import MOST_SHOWN
+from planner.studies import objectives
 from planner.studies.objectives import OBJECTIVES
-from planner.views.ranking import ranking_text, trouble
+from planner.views import library
+from planner.views.ranking import ranking_text
+from planner.views.verdict import trouble
 
 
-class Recommending(Asking):
+class Recommending(QuestionCommand):
     """Its --method says what is ranked where none is asked for."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The question's, with --method in its own words."""
-        about = "Weights that are trained. Default: full; with a --checkpoint that it does not fit for, lora or qlora."
+        about = "Weights that are trained. Default: full; lora or qlora where full training does not fit."
         words = Methods(OPTIONS["method"].choices)
         method = click.Option(("--method",), type=words, help=about)
         return [method if one.name == "method" else one for one in super().get_params(ctx)]
@@ -53,7 +54,7 @@ class Recommending(Asking):
     *OUTPUT_OPTIONS,
     click.option("--objective", type=click.Choice(OBJECTIVES), default="fastest", help="Default: fastest."),
     click.option("--top", metavar="N", help="Layouts to show. Default: 3."),
-    click.option("--pareto", metavar="N", help="Show so many layouts of the front of time against memory."),
+    click.option("--pareto", metavar="N", help="Show up to N layouts of the front of time against memory."),
     click.option("--why-not", metavar="LAYOUT", help="What excludes dp_shard=8,tp=4? Else as in the best."),
     click.option("--backend", metavar="NAME", help="Only what this backend launches."),
     ANY_RUNTIME_OPTION,
@@ -65,22 +66,23 @@ class Recommending(Asking):
     click.option("--deadline", metavar="TIME", help="Longest the run may take, such as 36h or 3d."),
     click.option("--tokens", metavar="N", help="Tokens of the run with a deadline, such as 2T or 300B."),
     click.option("--samples", metavar="N", help="Or its sequences of --seq-len tokens, such as 1M."),
+    click.option("--verbose", is_flag=True, help="Also how many layouts each rule turned away."),
     JSON_OPTION,
 )
 def recommend(
     output: str | None, force: bool, objective: str, top: str | None, pareto: str | None, why_not: str | None,
     backend: str | None, any_runtime: bool | None, tie: str | None, deadline: str | None, tokens: str | None,
-    samples: str | None, as_json: bool, **given: Any,
+    samples: str | None, verbose: bool, as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """The best layout that fits and can be launched, and the next best, of all engines."""
     may_write(output, force)
-    constraints = api.constraints(backend, any_runtime, deadline, tokens, samples, given, tie)
-    api.check_objective(objective, given)
+    constraints = library.constraints(backend, any_runtime, deadline, tokens, samples, given, tie)
+    library.check_objective(objective, given)
     question = options.question(given)
-    most, front = whole("top", top, 1, MOST_SHOWN) or 3, whole("pareto", pareto, 1, MOST_SHOWN) or 0
+    most, front = whole("top", top, 1, library.MOST_SHOWN) or 3, whole("pareto", pareto, 1, library.MOST_SHOWN) or 0
     answer = None
     with searching() as waiting:
-        reached = api.reach(objective, question, given, constraints, most, front)
+        reached = library.reach(objective, question, given, constraints, most, front)
         if why_not is not None and not waiting.interrupted:
             with suppress(Cancelled):
                 answer = whynot.why_not(reached.found, why_not)
@@ -91,8 +93,8 @@ def recommend(
         }
         text: str | bytes = msgspec.json.encode(whole_answer)
     else:
-        text = ranking_text(reached, answer)
-    told = trouble(reached)
+        text = ranking_text(reached, answer, verbose=verbose)
+    told = trouble(reached.found, reached.fitted)
     if told is not None:
         say(text)
         unwritten = "" if output is None else f" {output} is not written."

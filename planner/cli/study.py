@@ -10,47 +10,32 @@ from typing import Any
 
 import click
 
-from planner.basics.quantities import length, real, share, whole
 from planner.basics.saying import say
 from planner.basics.waiting import searching
-from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, Asking, tell
-from planner.decide.answers import Constraints
+from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, QuestionCommand, tell
 from planner.spec.options import DEFAULT_SEQ_STEP
 from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES
 from planner.studies.sweep import DEFAULT_WORTH
 
-MOST_GPUS = 10**6
 
-
-@click.command(cls=Asking)
+@click.command(cls=QuestionCommand)
 @click.option("--what", metavar="NAMES", help=f"Of {', '.join(QUANTITIES)}; separated by commas. Default: all.")
-@click.option("--max-gpus", metavar="N", help=f"Search so many GPUs at most. Default: {DEFAULT_MAX_GPUS}.")
-@click.option("--seq-step", metavar="N", help=f"Try multiples of so many tokens. Default: {DEFAULT_SEQ_STEP}.")
+@click.option("--max-gpus", metavar="N", help=f"Search up to N GPUs. Default: {DEFAULT_MAX_GPUS}.")
+@click.option("--seq-step", metavar="N", help=f"Try multiples of N tokens. Default: {DEFAULT_SEQ_STEP}.")
 @ANY_RUNTIME_OPTION
 @JSON_OPTION
 def fit(
     what: str | None, max_gpus: str | None, seq_step: str | None, any_runtime: bool | None, as_json: bool, **given: Any
 ) -> int:  # fmt: skip
     """The fewest GPUs; and on this cluster the longest sequence, largest micro-batch and largest batch in one pass."""
-    from planner.ask import options
     from planner.studies import fit as fits
+    from planner.views import library
     from planner.views.fit import fit_text
 
-    wanted = _quantities(what)
-    question, resize = options.question(given), options.resizable(given)
-    most = whole("max_gpus", max_gpus, 1, MOST_GPUS) or DEFAULT_MAX_GPUS
-    step = length("seq_step", seq_step, 1, MOST_GPUS) or DEFAULT_SEQ_STEP
     with searching() as waiting:
-        found = fits.fit(
-            question,
-            resize,
-            wanted,
-            max_gpus=most,
-            seq_step=step,
-            constraints=Constraints(any_runtime=bool(any_runtime)),
-        )
+        found = library.fit(what=what, max_gpus=max_gpus, seq_step=seq_step, any_runtime=bool(any_runtime), **given)
     say(fits.as_json(found) if as_json else fit_text(found))
-    tell(question.notes)
+    tell(found.question.notes)
     missing = [one for one in found.found if one.value is None and not one.interrupted]
     for told, some in (
         ("nothing fits", [one.quantity for one in missing if not one.refused]),
@@ -61,17 +46,7 @@ def fit(
     return waiting.code(NOTHING_FITS if missing else 0)
 
 
-def _quantities(what: str | None) -> tuple[str, ...]:
-    from planner.basics.errors import PlannerError, did_you_mean
-
-    names = QUANTITIES if what is None else tuple(dict.fromkeys(name.strip() for name in what.split(",")))
-    for name in names:
-        if name not in QUANTITIES:
-            raise PlannerError("what", name, "is not a quantity that can be fitted", did_you_mean(name, QUANTITIES))
-    return names
-
-
-class Sweeping(Asking):
+class Sweeping(QuestionCommand):
     """Its --gpus are several sizes."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -88,25 +63,12 @@ class Sweeping(Asking):
 def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: Any) -> int:
     """The best layout at each cluster size, speed-up and efficiency, and where more GPUs stop paying: strong scaling
     with --global-batch-size, else weak."""
-    from planner.ask import options
-    from planner.basics.errors import PlannerError
-    from planner.basics.quantities import gpu_counts
     from planner.studies import sweep as sweeps
+    from planner.views import library
     from planner.views.sweep import sweep_text
 
-    if given.get("nodes") is not None:
-        rule = "is fixed, but a sweep varies the cluster's size"
-        raise PlannerError(
-            "nodes", given["nodes"], rule, "Give --gpus 8..1024, and --gpus-per-node if nodes are smaller"
-        )
-    if given.get("gpus") is None:
-        raise PlannerError("gpus", None, "is missing", "Give --gpus 8..1024, a list 8,16,64, or steps 8..64:8")
-    least = share("worth", worth, 0.0, 1.0)
-    sizes = gpu_counts("gpus", given["gpus"])
-    resize = options.resizable(given)
     with searching() as waiting:
-        limits = Constraints(any_runtime=bool(any_runtime), offload=False)
-        found = sweeps.sweep(resize, sizes, DEFAULT_WORTH if least is None else least, limits)
+        found = library.sweep(worth=worth, any_runtime=bool(any_runtime), **given)
     say(sweeps.as_json(found) if as_json else sweep_text(found))
     tell(found.question.notes)
     if all(point.best is None for point in found.points):
@@ -115,7 +77,7 @@ def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: A
     return waiting.code(0)
 
 
-@click.command(cls=Asking)
+@click.command(cls=QuestionCommand)
 @click.option("--tokens", metavar="N", help="Tokens of the data set, such as 2T or 300B.")
 @click.option("--samples", metavar="N", help="Sequences of --seq-len tokens of the data set, such as 1M.")
 @click.option("--epochs", metavar="N", help="Times the data set is seen. Default: 1.")
@@ -134,49 +96,15 @@ def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: A
 def cost(any_runtime: bool | None, as_json: bool, **given: Any) -> int:
     """Time, GPU-hours, money, energy and goodput of a whole run at the recommended layout, or the one given. Its
     length is --tokens 2T, --samples 1M --epochs 10, or --steps."""
-    from planner.ask import options
-    from planner.basics.errors import PlannerError
-    from planner.basics.quantities import duration_s, large_count
-    from planner.basics.units import GB
     from planner.studies import cost as costs
+    from planner.views import library
     from planner.views.cost import cost_text
 
-    own = {name: given.pop(name) for name in COST_OPTIONS}
-    length = costs.Length(
-        tokens=large_count("tokens", own["tokens"]),
-        samples=large_count("samples", own["samples"], 10**12),
-        steps=options.value("steps", given),
-        epochs=whole("epochs", own["epochs"], 1, 10**6) or 1,
-    )
-    if length.samples is not None and given.get("seq_len") is None:
-        raise PlannerError(
-            "seq_len", None, "is missing: samples are sequences of so many tokens", "Give --seq-len 2048"
-        )
-    storage = real("storage_gb_per_s", own["storage_gb_per_s"], 0.0, 1e6, above=True)
-    rates = costs.Rates(
-        price_per_gpu_hour=real("price_per_gpu_hour", own["price_per_gpu_hour"], 0.0, 1e6),
-        gpu_power_w=real("gpu_power", own["gpu_power"], 0.0, 1e5, above=True),
-        host_power_w=real("host_power", own["host_power"], 0.0, 1e6),
-        pue=real("pue", own["pue"], 1.0, 10.0),
-        checkpoint_s=duration_s("checkpoint_time", own["checkpoint_time"]),
-        interval_s=duration_s("checkpoint_interval", own["checkpoint_interval"], above=True),
-        restart_s=duration_s("restart_time", own["restart_time"]),
-        failures_per_gpu_hour=real("failures_per_gpu_hour", own["failures_per_gpu_hour"], 0.0, 1e3, above=True),
-        failures_per_node_hour=real("failures_per_node_hour", own["failures_per_node_hour"], 0.0, 1e3, above=True),
-        storage_bytes_per_s=None if storage is None else storage * GB,
-    )
-    question = options.question(given)
     with searching() as waiting:
-        found = costs.cost(question, length, rates, Constraints(any_runtime=bool(any_runtime)))
+        found = library.cost(any_runtime=bool(any_runtime), **given)
     say(costs.as_json(found) if as_json else cost_text(found))
-    tell(question.notes)
+    tell(found.question.notes)
     return waiting.code(0)
-
-
-COST_OPTIONS = (
-    "tokens", "samples", "epochs", "price_per_gpu_hour", "gpu_power", "host_power", "pue", "checkpoint_time",
-    "checkpoint_interval", "restart_time", "failures_per_gpu_hour", "failures_per_node_hour", "storage_gb_per_s",
-)  # fmt: skip
 
 
 @click.command()
@@ -184,10 +112,10 @@ COST_OPTIONS = (
 @JSON_OPTION
 def compare(plan_files: tuple[str, ...], as_json: bool) -> int:
     """Plans side by side: what differs in their inputs, memory, bytes on the wire, step time and tokens/s."""
-    from planner.spec.plan import read_plan
     from planner.studies import compare as comparisons
+    from planner.views import library
     from planner.views.compare import compare_text
 
-    found = comparisons.compare([(name, read_plan(name)) for name in plan_files])
+    found = library.compare(*plan_files)
     say(comparisons.as_json(found) if as_json else compare_text(found))
     return 0

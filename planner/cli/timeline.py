@@ -21,7 +21,7 @@ from planner.basics.quantities import wholes
 from planner.basics.saying import say
 from planner.basics.units import format_seconds
 from planner.basics.waiting import searching
-from planner.cli import JSON_OPTION, Asking, tell, with_options
+from planner.cli import JSON_OPTION, QuestionCommand, tell, with_options
 from planner.decide import explanation, strategies
 from planner.figures.timeline import Timeline, timeline
 from planner.parallelism.case import Case
@@ -46,7 +46,7 @@ TIMELINE_OPTIONS = (
 )
 
 
-@click.command(cls=Asking)
+@click.command(cls=QuestionCommand)
 @click.argument("plan_file", metavar="[PLAN]", required=False)
 @with_options(*TIMELINE_OPTIONS, JSON_OPTION)
 def show_timeline(

@@ -1,6 +1,7 @@
 """The command that holds predictions against measurements: replay.
 
-Loaded when it is called. Parses, calls one function, prints. Not here: any figure (truth/) or table (views/replay.py).
+Loaded when it is called. Parses, calls one function, prints. Not here: any figure (calibrate/) or table
+(views/replay.py).
 """
 
 from __future__ import annotations

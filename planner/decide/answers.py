@@ -12,6 +12,7 @@ import msgspec
 from planner.ask.bounds import Bound
 from planner.ask.fits import Verdict
 from planner.ask.question import Question
+from planner.basics.display import Displayed
 from planner.decide.candidates import Candidate, without_overlap
 from planner.decide.star import TIE
 from planner.figures.comm import CommVolume
@@ -21,7 +22,7 @@ from planner.parallelism.case import Case
 from planner.spec.course import told
 
 
-class Estimate(msgspec.Struct, frozen=True):
+class Estimate(Displayed, msgspec.Struct, frozen=True):
     """One layout's answer. `sharding` names the strategy that LoRA runs under, else None.
 
     `fits`: `fits_probability`, that of the device holding all that it would show, is at least FITS_FROM, or the
@@ -105,7 +106,7 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
 FREE = Constraints()
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(Displayed, msgspec.Struct, frozen=True, kw_only=True):
     """The layouts that a question was answered with; `recommended` is the star's place (star.py) among `estimates`.
 
     `planner estimate` has one of each strategy, in the strategies' order, and the star where it is of none; `planner

@@ -16,8 +16,8 @@ from planner.ask.question import Question, case_of
 from planner.basics.arith import Number
 from planner.decide.bounds import bound_lines, memory_bound
 from planner.decide.candidates import LayoutFigures, least_seconds, seconds_per_sequence
-from planner.decide.space import Groups, Row, belongs, spaces, splits, templates
-from planner.decide.star import Parts, parts_of, simpler
+from planner.decide.space import Groups, LayoutColumns, belongs, spaces, splits, templates
+from planner.decide.star import Complexity, parts_of, simpler
 from planner.parallelism.rules import Rule
 from planner.spec import Layout
 from planner.spec.engines import EngineFacts
@@ -102,7 +102,7 @@ def blocks_of(question: Question, engines: tuple[str, ...] | None = None) -> Ite
         piped = rows["pp"] > 1
         for template in templates(question, facts):
             whole = Block(template, rows, split=split)
-            mask = belongs(question, facts, template, Row(**rows))
+            mask = belongs(question, facts, template, LayoutColumns(**rows))
             for part in (whole.only(mask & ~piped), whole.only(mask & piped)):
                 for alike in _alike(part, facts.apart):
                     yield from _cut(alike)
@@ -112,9 +112,9 @@ def _columns(question: Question, facts: EngineFacts) -> tuple[Columns, Index]:
     """The numbers of an engine's layouts, by field, and `Block.split`."""
     import numpy as np  # large spaces only
 
-    tables, numbers, known = [np.empty((0, len(Row._fields)))], [np.empty(0, dtype=np.int32)], 0
+    tables, numbers, known = [np.empty((0, len(LayoutColumns._fields)))], [np.empty(0, dtype=np.int32)], 0
     for groups, experts, batches in splits(question, facts):
-        some = np.empty((len(experts) * len(batches), len(Row._fields)))
+        some = np.empty((len(experts) * len(batches), len(LayoutColumns._fields)))
         if len(some):
             some[:, : len(Groups._fields)] = groups
             some[:, len(Groups._fields)] = np.repeat(experts, len(batches))
@@ -125,7 +125,7 @@ def _columns(question: Question, facts: EngineFacts) -> tuple[Columns, Index]:
             known += len(experts) * len(accums)
         tables.append(some)
     table = np.concatenate(tables)
-    columns = {name: np.ascontiguousarray(table[:, place]) for place, name in enumerate(Row._fields)}
+    columns = {name: np.ascontiguousarray(table[:, place]) for place, name in enumerate(LayoutColumns._fields)}
     return columns, np.concatenate(numbers)
 
 
@@ -260,8 +260,8 @@ def least_serial_first(bounded: Sequence[BoundedBlock], most: int | None) -> Ite
 
 
 def simplest_first(
-    bounded: Sequence[BoundedBlock], seq_len: int, than: Parts
-) -> Iterator[tuple[Parts, float, float, Layout]]:
+    bounded: Sequence[BoundedBlock], seq_len: int, than: Complexity
+) -> Iterator[tuple[Complexity, float, float, Layout]]:
     """(parts, memory, seconds if nothing overlapped, layout) of the rows that are as simple as a layout of the parts
     `than` or simpler, the simplest first and then ascending in memory's bound."""
     import numpy as np  # large spaces only

@@ -11,6 +11,7 @@ import msgspec
 
 from planner.basics.arith import Number, by_value, ceil_div, is_column, maximum, minimum, where
 from planner.engines import engine_of
+from planner.figures.allocator import filled_bytes
 from planner.figures.memory import BATCH_BYTES_PER_TOKEN, device_bytes
 from planner.inventory.walk import kept_by_layer, made_by_tail
 from planner.parallelism.case import LAYERS, Case, StageClass
@@ -62,8 +63,7 @@ def _heavier_stages(case: Case) -> list[StageClass]:
 
 def _stage_line(case: Case, per_token: tuple[Number, Number, Number]) -> tuple[Number, Number]:
     layout, here = case.layout, case.here
-    engine = engine_of(layout.engine)
-    resident = sum(engine.filled(case).values())
+    resident = filled_bytes(case)
     flying: Number = 1
     if case.pipelined:
         flying = _flying(case)

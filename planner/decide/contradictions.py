@@ -35,7 +35,7 @@ def refuse_empty(question: Question, engines: tuple[str, ...]) -> None:
     given = [name for name in ORDER if _value(question, name) is not None]
     trusted = _without(question, given)
     if not _any(trusted, engines):
-        rule = "cannot be split over so many by any engine that is looked at"
+        rule = "is a number that no engine looked at can split over"
         raise PlannerError("gpus", question.cluster.gpus, rule, _more_engines(trusted, engines) or "Try another number")
     for place, name in enumerate(given):
         narrower = _without(question, given[place + 1 :])

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from planner.basics.errors import PlannerError
-from planner.basics.formula import Noted, Step, trace
+from planner.basics.formula import FormulaCall, Noted, trace
 from planner.basics.units import format_bytes, format_seconds
 from planner.decide.answers import Answer, Estimate
 from planner.engines.base import Held
@@ -27,9 +27,9 @@ from planner.spec.calibration import Calibration
 SCHEMA = "explain/1"
 
 
-def derivation(case: Case, known: Calibration) -> dict[str, Step]:
+def derivation(case: Case, known: Calibration) -> dict[str, FormulaCall]:
     """The formula trees of memory, communication and time."""
-    found: dict[str, Step] = {}
+    found: dict[str, FormulaCall] = {}
     with trace("memory") as found["memory"]:
         memory_breakdown(case)
     with trace("communication") as found["communication"]:
@@ -66,7 +66,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
     estimate: Estimate
     bytes: tuple[Origin, ...]
-    formulas: dict[str, Step]
+    formulas: dict[str, FormulaCall]
 
 
 def explain(answer: Answer, place: int | None = None) -> Explanation:
@@ -138,9 +138,9 @@ def origins_text(case: Case, found: Iterable[Origin]) -> str:
     return "\n".join(lines)
 
 
-def folded(steps: list[Step]) -> list[tuple[Step, int]]:
+def folded(steps: list[FormulaCall]) -> list[tuple[FormulaCall, int]]:
     """Steps in order of first appearance, equal ones (same formula, inputs and value) counted."""
-    order: dict[tuple[str, str], tuple[Step, int]] = {}
+    order: dict[tuple[str, str], tuple[FormulaCall, int]] = {}
     for step in steps:
         key = (step.name, repr(step.inputs))
         first, count = order.get(key, (step, 0))
@@ -154,7 +154,7 @@ def as_json_object(found: Explanation) -> dict[str, Any]:
     return {"schema": SCHEMA, "bytes": found.bytes, "derivation": steps}
 
 
-def as_dict(step: Step, count: int = 1) -> dict[str, Any]:
+def as_dict(step: FormulaCall, count: int = 1) -> dict[str, Any]:
     """One formula as JSON."""
     return {
         "formula": step.name,
@@ -168,14 +168,14 @@ def as_dict(step: Step, count: int = 1) -> dict[str, Any]:
     }
 
 
-def tree_text(root: Step) -> str:
+def tree_text(root: FormulaCall) -> str:
     """An indented tree: value, formula, inputs and source."""
     lines = [root.name.upper()]
     _lines(root, 1, lines)
     return "\n".join(lines)
 
 
-def _lines(step: Step, depth: int, lines: list[str]) -> None:
+def _lines(step: FormulaCall, depth: int, lines: list[str]) -> None:
     for one, count in folded(step.steps):
         times = f" (x{count})" if count > 1 else ""
         inputs = ", ".join(f"{name}={_short(value)}" for name, value in one.inputs.items())
@@ -184,7 +184,7 @@ def _lines(step: Step, depth: int, lines: list[str]) -> None:
         _lines(one, depth + 1, lines)
 
 
-def value_text(step: Step) -> str:
+def value_text(step: FormulaCall) -> str:
     """A value in its unit, with the exact number where the unit is rescaled."""
     value = step.value
     if step.unit == "bytes":

@@ -1,6 +1,6 @@
 """Reasons about the network and the pipeline: where links between nodes, or stages that wait, are worth a sentence.
 
-Not here: the order in which reasons are told (reasons.py), or how a prediction is asked again (whatif.py).
+Not here: the order of reasons (reasons.py), or how a prediction is asked again (whatif.py).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def one_node_before_several(seen: Seen) -> str | None:
 
 
 def _on_one_node(seen: Seen, several: int) -> WhatIf | None:
-    """The same split on one of several nodes, with so many times fewer data-parallel ranks, at the largest micro-batch
+    """The same split on one of several nodes, with as many times fewer data-parallel ranks, at the largest micro-batch
     up to this one's that fits."""
     layout, nodes = seen.layout, seen.one.case.cluster.nodes
     copies = math.gcd(layout.dp_replicate, several)

@@ -12,7 +12,7 @@ import msgspec
 
 from planner.ask.question import Question
 from planner.basics.errors import PlannerError, did_you_mean
-from planner.basics.formula import Noted, Step, trace
+from planner.basics.formula import FormulaCall, Noted, trace
 from planner.decide.explanation import as_dict, folded
 from planner.decide.levers import PEAK, Lever, levers
 from planner.engines import engine_of
@@ -75,7 +75,7 @@ class PhaseExplanation(msgspec.Struct, frozen=True):
     tokens: float
     positions: float
     parts: tuple[Part, ...]
-    formulas: tuple[Step, ...]
+    formulas: tuple[FormulaCall, ...]
     levers: tuple[Lever, ...] = ()
     beside: dict[str, float] = {}
 

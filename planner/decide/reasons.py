@@ -1,7 +1,7 @@
 """Why this layout, in the field's plain words: small rules from the figures of an answer to a sentence that names them.
 
 A rule is a function of `Seen` that returns its sentence, or None where its figures do not call for it; RULES lists them
-in the order they are told. Many ask `what_if`: the same prediction for a layout one step away (whatif.py). Not here:
+in the order they are printed. Many ask `what_if`: the same prediction for a layout one step away (whatif.py). Not here:
 why a layout does not fit or launch (estimation.py), or any figure's formula.
 """
 
@@ -54,7 +54,7 @@ class Reason(msgspec.Struct, frozen=True):
     text: str
 
 
-Rule = Callable[[Seen], str | None]
+ReasonRule = Callable[[Seen], str | None]
 
 
 def reasons_of(found: Answer) -> tuple[Reason, ...]:
@@ -313,7 +313,7 @@ def accumulation_saves_memory(seen: Seen) -> str | None:
     )
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[ReasonRule, ...] = (
     what_limits,
     ddp_when_it_fits,
     lora_before_sharding,
@@ -331,4 +331,4 @@ RULES: tuple[Rule, ...] = (
     accumulation_saves_memory,
     a_changed_global_batch,
 )
-"""In the order they are told: what limits, what to shard, the network, memory, the batch."""
+"""In the order they are printed: what limits, what to shard, the network, memory, the batch."""

@@ -19,7 +19,6 @@ from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
 from planner.decide.answers import FREE, Answer, Constraints, Estimate, seconds_of, serial_seconds_of
 from planner.decide.candidates import Candidate, LayoutFigures, thing_of
-from planner.decide.contradictions import refuse_empty
 from planner.decide.estimate_json import answer_dict
 from planner.decide.estimation import check_job, check_strategy, estimate
 from planner.decide.search import Ranking, rank, together
@@ -101,6 +100,8 @@ def recommend(
     if unlaunched:
         nearest = ranked(None, launched=False)  # nothing is launched of such a job: what it would be
     if not nearest.best and nearest.smallest is None:
+        from planner.decide.contradictions import refuse_empty  # only on the error path
+
         refuse_empty(question, engines)
 
     def estimated(layout: Layout) -> Estimate:
@@ -254,7 +255,7 @@ def run_seconds(question: Question, constraints: Constraints, shown: Iterable[Es
 
 
 def thinned(front: tuple[Candidate, ...], most: int) -> tuple[Candidate, ...]:
-    """At most so many of a front, fastest first: the ends, and between them steps of equal ratio in memory."""
+    """At most `most` points of a front, fastest first: the ends, and between them steps of equal ratio in memory."""
     if len(front) <= most or most < 2:
         return front[:most]
     largest, smallest = front[0].device_bytes, front[-1].device_bytes

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import NamedTuple, cast
 
 from planner.ask.question import Question
@@ -129,13 +130,14 @@ def _rank(
         """The rows whose bounds leave it open whether they are near the fastest."""
         return [left for one in some if walker.best and (left := one.within(limit_s())).block.size]
 
+    @cache
+    def rules_of(engine: str) -> list[tuple[str, Rule]]:
+        refused = more_rules(question.runtime(engine)) if more_rules is not None else ()
+        own = [(rule.name, rule) for rule in (*engine_of(engine).rules, *own_rules)]
+        return own + [(f"{REFUSED}: {rule.name}", rule) for rule in refused]
+
     def legal(block: LayoutRows, rejected: Counter[str]) -> LayoutRows | None:
-        runtime = question.runtime(block.template.engine)
-        rules = [(rule.name, rule) for rule in (*engine_of(block.template.engine).rules, *own_rules)]
-        refused = more_rules(runtime) if more_rules is not None else ()
-        return space.legal(
-            question, block, [*rules, *((f"{REFUSED}: {rule.name}", rule) for rule in refused)], rejected
-        )
+        return space.legal(question, block, rules_of(block.template.engine), rejected)
 
     try:
         groups = _by_floor(figures, every, progress)
@@ -225,7 +227,7 @@ def together(rankings: Sequence[Ranking], k: int, question: Question, tie: float
     for found in sorted((found for one in able for found in one.front), key=order_of):
         if not any(beats(other, found) for other in front):
             front.append(found)
-    near = {one for ranking in able for one in (*ranking.best, ranking.star) if one is not None}
+    near = dict.fromkeys(one for ranking in able for one in (*ranking.best, ranking.star) if one is not None)
     smallest = None
     if not able:
         layouts = [one.smallest for one in rankings if one.smallest is not None]

@@ -18,13 +18,13 @@ from planner.ask.question import Question, case_of
 from planner.decide.bounds import bound_lines
 from planner.decide.candidates import LayoutFigures
 from planner.decide.space import by_batch, spaces
-from planner.decide.star import Parts, parts_of
+from planner.decide.star import Complexity, parts_of
 from planner.figures.memory import device_bytes, peak_at
 from planner.parallelism.rules import Rule
 from planner.spec import Layout
 
 
-class Group(NamedTuple):
+class BatchGroup(NamedTuple):
     """Layouts that differ in the batch alone: (micro_batch_size, grad_accum) of each, smallest micro-batch first. All
     accumulate, or none does; in a pipeline all accumulate as much. No other takes fewer seconds a sequence than the
     last."""
@@ -47,7 +47,7 @@ class BoundedGroup(NamedTuple):
     """A group's legal layouts that may fit, with bounds from below, a row each: seconds a sequence, as predicted and if
     nothing overlapped, and bytes on the device."""
 
-    block: Group
+    block: BatchGroup
     seconds: Sequence[float]
     serial: Sequence[float]
     memory: Sequence[float]
@@ -62,7 +62,7 @@ class BoundedGroup(NamedTuple):
         return BoundedGroup(self.block._replace(batches=batches), *columns)
 
 
-def blocks_of(question: Question, engines: tuple[str, ...] | None = None) -> Iterator[Group]:
+def blocks_of(question: Question, engines: tuple[str, ...] | None = None) -> Iterator[BatchGroup]:
     """Everything that the engines may do on this cluster, within what the person fixed."""
     for facts in spaces(question, engines):
         for layout, batches in by_batch(question, facts):
@@ -70,10 +70,12 @@ def blocks_of(question: Question, engines: tuple[str, ...] | None = None) -> Ite
             for micro, accum in sorted(batches):
                 alike.setdefault(accum if layout.pp > 1 else min(accum, 2), []).append((micro, accum))
             for some in alike.values():
-                yield Group(layout, tuple(some))
+                yield BatchGroup(layout, tuple(some))
 
 
-def legal(question: Question, block: Group, rules: Iterable[tuple[str, Rule]], rejected: Counter[str]) -> Group | None:
+def legal(
+    question: Question, block: BatchGroup, rules: Iterable[tuple[str, Rule]], rejected: Counter[str]
+) -> BatchGroup | None:
     """The group where it breaks no rule; `rejected` counts its layouts under the first that it breaks."""
     case = case_of(question, block.layout(0))
     for name, rule in rules:
@@ -83,19 +85,18 @@ def legal(question: Question, block: Group, rules: Iterable[tuple[str, Rule]], r
     return block
 
 
-def bounds(figures: LayoutFigures, block: Group, lost_s: float) -> tuple[BoundedGroup, list[tuple[float, Layout]]]:
+def bounds(figures: LayoutFigures, block: BatchGroup, lost_s: float) -> tuple[BoundedGroup, list[tuple[float, Layout]]]:
     """(the layouts whose bound on memory is within the limit, (bound on memory, layout) of the one of least bound).
 
     Where even the fastest surely takes more than `lost_s` a sequence, that is each one's bound on time, and bounds on
     memory are not asked for.
     """
-    question = figures.question
     if lost_s < math.inf:
-        least = figures.least_seconds(block.layout(block.size - 1))
+        least = figures.least_seconds(block.layout(block.size - 1), lost_s)
         if least > lost_s:
             return BoundedGroup(block, [least] * block.size, [least] * block.size, [0.0] * block.size), []
     smallest = block.layout(0)
-    case = case_of(question, smallest)
+    case = figures.case(smallest)
     lines = [(float(start), float(slope)) for start, slope in bound_lines(case)]
     limit, needed = figures.limit(case), list[float]()
     seconds, serial, memories, batches = [], [], [], []
@@ -103,10 +104,10 @@ def bounds(figures: LayoutFigures, block: Group, lost_s: float) -> tuple[Bounded
         live, layout = peak_at(lines, micro), block.layout(row)
         if row and live > limit:  # and larger micro-batches need more
             break
-        memory = float(device_bytes(case_of(question, layout), live))
+        memory = float(device_bytes(figures.case(layout), live))
         needed.append(memory)
         if memory <= limit:
-            least = 0.0 if lost_s == math.inf else figures.least_seconds(layout)
+            least = 0.0 if lost_s == math.inf else figures.least_seconds(layout, lost_s)
             predicted, bare = (least, least) if least > lost_s else figures.seconds(layout)
             seconds.append(predicted)
             serial.append(bare)
@@ -139,8 +140,8 @@ def least_serial_first(bounded: Sequence[BoundedGroup], most: int | None) -> Ite
 
 
 def simplest_first(
-    bounded: Sequence[BoundedGroup], seq_len: int, than: Parts
-) -> Iterator[tuple[Parts, float, float, Layout]]:
+    bounded: Sequence[BoundedGroup], seq_len: int, than: Complexity
+) -> Iterator[tuple[Complexity, float, float, Layout]]:
     """(parts, memory, seconds if nothing overlapped, layout) of the rows that are as simple as a layout of the parts
     `than` or simpler, the simplest first and then ascending in memory's bound."""
     rows = []

@@ -32,7 +32,7 @@ class Groups(NamedTuple):
     tp: int
 
 
-class Row(NamedTuple):
+class LayoutColumns(NamedTuple):
     """The numbers of a layout, or columns of them: `Groups`, expert groups and the batch."""
 
     pp: Any
@@ -56,7 +56,7 @@ Allows = Callable[[str, int], bool]
 
 
 def proposed(question: Question) -> tuple[str, ...]:
-    """Engines that a search looks at: all but those that nobody starts a new run with, unless the question names it."""
+    """Engines that a search looks at: all but superseded ones, unless the question names it."""
     named = question.pins.runtime.engine if question.pins.runtime is not None else None
     return tuple(name for name, facts in ENGINES.items() if not facts.superseded or name == named)
 
@@ -83,9 +83,15 @@ def by_batch(question: Question, facts: EngineFacts) -> Iterator[tuple[Layout, l
     found = list(splits(question, facts))
     for template in templates(question, facts):
         for groups, experts, batches in found:
+            accums = {accum for _, accum in batches}
             for ep in experts:
-                some = [one for one in batches if belongs(question, facts, template, Row(*groups, ep, *one))]
-                if some:
+                # No category asks for the micro-batch's size.
+                apt = {
+                    accum
+                    for accum in accums
+                    if belongs(question, facts, template, LayoutColumns(*groups, ep, 1, accum))
+                }
+                if some := [one for one in batches if one[1] in apt]:
                     yield msgspec.structs.replace(template, **groups._asdict(), ep=ep), some
 
 
@@ -134,7 +140,7 @@ def _recomputations(question: Question, facts: EngineFacts) -> tuple[str, ...]:
     return _left(pinned, values)
 
 
-def belongs(question: Question, facts: EngineFacts, template: Layout, row: Row) -> Any:
+def belongs(question: Question, facts: EngineFacts, template: Layout, row: LayoutColumns) -> Any:
     """Whether a template's categories matter to a row of numbers, or the mask of columns: no layout comes twice.
 
     Schedules matter to pipelines, methods of context parallelism to its groups. Sequence parallelism only saves: unless
@@ -180,7 +186,7 @@ def _is_of(strategy: Strategy, groups: Groups) -> bool:
 
 
 def group_sizes(facts: EngineFacts, gpus: int, allows: Allows, *, alone: bool = True) -> Iterator[Groups]:
-    """Group sizes that an engine can have on so many GPUs; `alone`: one rank may be a shard."""
+    """Group sizes that an engine can have on a number of GPUs; `alone`: one rank may be a shard."""
     for tp in _sizes(facts, "tp", gpus, allows):
         for pp in _sizes(facts, "pp", gpus // tp, allows):
             for cp in _sizes(facts, "cp", gpus // tp // pp, allows):

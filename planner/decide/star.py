@@ -26,11 +26,11 @@ USUAL_TOKENS = 2**24
 (The Llama 3 Herd of Models, arXiv 2407.21783, section 3.4.1)."""
 _ENGINES = tuple(ENGINES)
 
-Parts = tuple[Number, ...]
+Complexity = tuple[Number, ...]
 """What makes a layout complex, most important first; less is simpler. Numbers, or columns of them."""
 
 
-def parts_of(layout: Layout, seq_len: int) -> Parts:
+def parts_of(layout: Layout, seq_len: int) -> Complexity:
     """What makes a layout complex, most important first.
 
     An unusual batch; axes of the model that are split, and which: tensors, then sequences, stages and experts; what
@@ -88,12 +88,12 @@ def accumulates_no_more(one: Candidate, than: Candidate) -> bool:
     return one.layout.grad_accum <= than.layout.grad_accum
 
 
-def order_of_star(one: Candidate, seq_len: int) -> tuple[Parts, float, float, int]:
+def order_of_star(one: Candidate, seq_len: int) -> tuple[Complexity, float, float, int]:
     """Simpler first, then smaller, then faster, then of fewer micro-batches."""
     return parts_of(one.layout, seq_len), one.device_bytes, one.seconds_per_sequence, one.layout.grad_accum
 
 
-def simpler(one: Parts, other: Parts) -> Any:
+def simpler(one: Complexity, other: Complexity) -> Any:
     """Whether a layout is simpler than another, or the mask of columns of them."""
     less: Any = False
     for mine, theirs in zip(reversed(one), reversed(other), strict=True):

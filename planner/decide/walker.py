@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from planner.ask.question import Question, case_of
+from planner.ask.question import Question
 from planner.basics.progress import Progress
 from planner.decide.candidates import Candidate, LayoutFigures, beats, order_of, thing_of
-from planner.decide.star import Parts, order_of_star, parts_of
+from planner.decide.star import Complexity, order_of_star, parts_of
 from planner.parallelism.rules import Rule
 from planner.spec import Layout
 
@@ -21,7 +21,7 @@ TOO_LARGE = "does not fit in memory with headroom"
 TOO_LARGE_FOR_HOSTS = "does not fit in the hosts' memory"
 TOO_SLOW = "misses the deadline"
 FRONT_SPAN = 2.0
-"""Layouts more than so many times as slow as the fastest are left out of the Pareto front."""
+"""Layouts more than this many times as slow as the fastest are left out of the Pareto front."""
 MOST_WALKED = 2000
 """Single layouts evaluated at most while nothing fits: by then the cheap bounds have failed to tell."""
 
@@ -82,8 +82,8 @@ class Space(Protocol):
         all), ascending in the bound."""
 
     def simplest_first(
-        self, bounded: Sequence[BoundedRows], seq_len: int, than: Parts, /
-    ) -> Iterator[tuple[Parts, float, float, Layout]]:
+        self, bounded: Sequence[BoundedRows], seq_len: int, than: Complexity, /
+    ) -> Iterator[tuple[Complexity, float, float, Layout]]:
         """(parts, memory, seconds if nothing overlapped, layout) of the rows that are as simple as a layout of the
         parts `than` or simpler, the simplest first and then ascending in memory's bound."""
 
@@ -215,7 +215,7 @@ class Walker:
 
     def _sized(self, layout: Layout) -> Candidate | None:
         """The candidate; None when it does not fit, which is counted once."""
-        case = case_of(self._figures.question, layout)
+        case = self._figures.case(layout)
         limit = self._figures.limit(case)
         # Once a layout fits, nothing depends on which of those that do not is the smallest.
         size = self._figures.bytes(layout, limit if self.best else math.inf)

@@ -17,7 +17,7 @@ from planner.inventory import Compute, Moment
 from planner.parallelism.base import Call as Call  # re-exported for callers
 from planner.parallelism.case import Case
 from planner.parallelism.rules import Rule
-from planner.parallelism.tensor import Beside
+from planner.parallelism.tensor import OverlappedCollective
 
 Held = dict[str, Number]
 """Live bytes by term: params, grads, optimizer, gathered, buckets, temporaries."""
@@ -138,7 +138,7 @@ class Engine(ABC):
         """The part of `collectives` that split activations cost. Columns as `collectives`."""
         return parallel_calls(case)
 
-    def beside(self, case: Case) -> list[Beside]:
+    def beside(self, case: Case) -> list[OverlappedCollective]:
         """Collectives of split linears that run beside those linears' own products. Columns as `collectives`."""
         return []
 

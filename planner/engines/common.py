@@ -19,7 +19,7 @@ from planner.parallelism.base import Call, ideal_call, merged
 from planner.parallelism.case import LAYERS, UNITS, Case, once_a_unit
 from planner.parallelism.recompute import regathers
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes
-from planner.spec import Quantization, Step
+from planner.spec import Quantization, StepImplementation
 
 MIXED = ("bf16", "fp16", "fp8")
 """Precisions that compute in a narrow format and update fp32 weights."""
@@ -83,7 +83,7 @@ def base_weight_bytes(case: Case) -> float:
 
 
 def adapter_bytes(case: Case) -> float:
-    """Bytes an element of an adapter takes at rest: fp32, or the base's format when it is told not to upcast."""
+    """Bytes an element of an adapter takes at rest: fp32, or the base's format when it does not upcast."""
     return float(BYTES["fp32"]) if case.lora is None or case.lora.upcast_adapters else base_weight_bytes(case)
 
 
@@ -174,31 +174,32 @@ def sent_elements(case: Case) -> Number:
     return sum(times * weight.elements * (PACKED if packed(case, weight) else 1) for times, weight in case.counted())
 
 
-def updated(case: Case, *, sharded: bool) -> optimizers.Units:
+def updated(case: Case, *, sharded: bool) -> optimizers.UpdateUnits:
     """The trained tensors as the optimizer sees them: whole, or split on dim 0 over the ranks that share them."""
     return [(_updated(case, unit, sharded), case.repeats(unit)) for unit in UNITS]
 
 
 @once_a_unit
-def _updated(case: Case, unit: str, sharded: bool) -> list[optimizers.Tensor]:
+def _updated(case: Case, unit: str, sharded: bool) -> list[optimizers.TrainedTensor]:
     return [_tensor(case, weight, sharded) for weight in case.units()[unit] if weight.trainable]
 
 
-def _tensor(case: Case, weight: Weight, sharded: bool) -> optimizers.Tensor:
+def _tensor(case: Case, weight: Weight, sharded: bool) -> optimizers.TrainedTensor:
     shards = case.shards(weight) if sharded else 1
     beside = case.lora is not None and not weight.adapter
     own = copy_bytes(case) if is_copy(case, weight) else base_weight_bytes(case) if beside else None
-    return optimizers.Tensor(weight.shape, padded(weight, shards) / shards, shards, weight.unit in LAYERS, own)
+    return optimizers.TrainedTensor(weight.shape, padded(weight, shards) / shards, shards, weight.unit in LAYERS, own)
 
 
 def moments(case: Case, *, sharded: bool) -> Number:
     """Bytes of the optimizer's states on a rank."""
+    return sum(case.repeats(unit) * size for unit in UNITS for size in _state_bytes(case, unit, sharded)) + 0.0
+
+
+@once_a_unit
+def _state_bytes(case: Case, unit: str, sharded: bool) -> list[Number]:
     element = trained_states(case).weight
-    return sum(
-        times * optimizers.state_bytes(case.job.optimizer, tensor, element)
-        for tensors, times in updated(case, sharded=sharded)
-        for tensor in tensors
-    ) + 0.0  # fmt: skip
+    return [optimizers.state_bytes(case.job.optimizer, one, element) for one in _updated(case, unit, sharded)]
 
 
 def padded(weight: Weight, shards: Number) -> Number:
@@ -212,7 +213,7 @@ def optimizer_temporaries(case: Case, element_bytes: float, *, sharded: bool) ->
     return optimizers.temporaries(case.job.optimizer, units, element_bytes, implementation(case))
 
 
-def implementation(case: Case) -> Step:
+def implementation(case: Case) -> StepImplementation:
     """How the optimizer steps. The trainer builds it so, and memory and time count it so.
 
     On the host it is torch's fused kernel (docs/decisions/0015-fused-step-on-the-host.md), but for SGD of DTensors, of

@@ -16,7 +16,7 @@ from planner.engines.common import implementation, parallel_compute, sent_elemen
 from planner.engines.deepspeed_common import flushes, flushing_layers, left_to_adamw, states, with_terms
 from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
 from planner.inventory import Compute, Moment, optimizers
-from planner.inventory.joint import is_joined
+from planner.inventory.packaged import is_part
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
@@ -72,7 +72,7 @@ def updated_elements(case: Case) -> Number:
 
 
 SUB_GROUP_ELEMENTS = 10**9
-"""Stage 3 updates a rank's weights in groups of so many elements (sub_group_size, runtime/zero/config.py)."""
+"""Stage 3 updates a rank's weights in groups of this size (elements; sub_group_size, runtime/zero/config.py)."""
 
 
 def _updated_at_once(case: Case) -> Number:
@@ -83,11 +83,11 @@ def _updated_at_once(case: Case) -> Number:
 def _step_temporaries(case: Case, elements: Number) -> Number:
     """The optimizer's own; Muon's matrices are whole on the rank that updates them, one after the other."""
     settings, master = case.job.optimizer, states(case).master or states(case).weight
-    seen: optimizers.Units = [([optimizers.flat(elements)], 1)]
+    seen: optimizers.UpdateUnits = [([optimizers.flat(elements)], 1)]
     if settings.name == "muon":
         matrices = [w for unit in LAYERS for w in case.units()[unit] if w.trainable and len(w.shape) >= 2]
         rest = optimizers.flat(elements * left_to_adamw(case))
-        seen = [([optimizers.Tensor(w.shape, w.elements) for w in matrices], 1), ([rest], 1)]
+        seen = [([optimizers.TrainedTensor(w.shape, w.elements) for w in matrices], 1), ([rest], 1)]
     return optimizers.temporaries(settings, seen, master, implementation(case))
 
 
@@ -137,7 +137,7 @@ class Deepspeed(Engine):
 
     def hooks(self, case: Case, unit: str) -> HookOperations:
         """What stage 3's hooks around modules, and every stage's for gradients, take of the host."""
-        weights = [weight for weight in case.units()[unit] if not weight.replaced and not is_joined(case.parts, weight)]
+        weights = [weight for weight in case.units()[unit] if not weight.replaced and not is_part(case.parts, weight)]
         trained = sum(weight.trainable for weight in weights)
         if case.layout.zero_stage < 3:
             return HookOperations(backward=REDUCED_WHOLE * trained)

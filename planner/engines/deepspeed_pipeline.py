@@ -169,7 +169,7 @@ class DeepspeedPipeline(deepspeed.Deepspeed):
         loaded = {"params": case.total() * each.weight + _flat(case) * each.weight}
         with_grads = stay | {"grads": stay["grads"] + trained * each.grad}
         copied = _flat(case) * each.grad  # the fp32 sums are one buffer, of which a narrow copy is reduced
-        part: optimizers.Units = [([optimizers.flat(_flat(case) / case.layout.dp_shard)], 1)]
+        part: optimizers.UpdateUnits = [([optimizers.flat(_flat(case) / case.layout.dp_shard)], 1)]
         step = optimizers.temporaries(case.job.optimizer, part, each.master, implementation(case))
         return [
             ("load", filling(case)),

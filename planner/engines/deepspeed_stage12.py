@@ -184,7 +184,7 @@ def _accumulated(case: Case) -> Number:
 
 
 def _partition_gradients(case: Case, finished: Number, accumulated: bool) -> Number:
-    """Bytes of what stage 2 keeps of gradients on the fullest rank, once a backward has made so many.
+    """Bytes of what stage 2 keeps of gradients on the fullest rank, by how many a backward has made.
 
     The first reduced bucket that has a weight of the rank's partition makes one buffer for all of them
     (`grads_in_partition`), beside what is `accumulated` of earlier micro-batches.

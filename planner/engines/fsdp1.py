@@ -21,7 +21,7 @@ from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder, Pools
 from planner.engines.common import MIXED, optimizer_temporaries, packed, padded, trained_states
 from planner.engines.common import stored_weight_bytes as stored_bytes
-from planner.engines.fsdp2_units import Units
+from planner.engines.fsdp2_units import UnitSizes
 from planner.inventory import Moment, Weight
 from planner.inventory.forms import nf4_state_bytes
 from planner.parallelism.case import LAYERS, UNITS, Case
@@ -70,7 +70,7 @@ def gathered(case: Case, unit: str) -> Number:
     return where(case.layout.dp_shard > 1, fsdp2.gathered(case, unit), cast)
 
 
-def _root(units: Units) -> Number:
+def _root(units: UnitSizes) -> Number:
     return units.gathered["embed"] + units.gathered["tail"]
 
 
@@ -153,7 +153,7 @@ class Fsdp1(fsdp2.Fsdp2):
         """Of the whole flat parameter."""
         return flat_gradient(case, unit)
 
-    def units(self, case: Case) -> Units:
+    def units(self, case: Case) -> UnitSizes:
         """FSDP2's, where NO_SHARD gathers nothing."""
         made = {unit: gathered(case, unit) for unit in UNITS}
         return msgspec.structs.replace(super().units(case), gathered=made)

@@ -30,7 +30,7 @@ from planner.engines.common import (
     trained_states,
 )
 from planner.engines.ddp import late_elements, waiting_elements
-from planner.engines.fsdp2_units import Communication, Units, kept, kept_with_table, resharded, table_in_root
+from planner.engines.fsdp2_units import Communication, UnitSizes, kept, kept_with_table, resharded, table_in_root
 from planner.engines.sharded_tensors import SHARDED_TENSORS
 from planner.inventory import Compute, Moment, Weight
 from planner.inventory.forms import CODE_BYTES
@@ -186,7 +186,7 @@ def _call(case: Case, op: str, axis: str, unit: str, phase: str, count: Number, 
     return Call(op, axis, unit, phase, count, payload_bytes, overlappable=case.has_streams)
 
 
-def _grads(case: Case, units: Units, hold_whole: Number) -> Callable[[Moment, bool], Number]:
+def _grads(case: Case, units: UnitSizes, hold_whole: Number) -> Callable[[Moment, bool], Number]:
     """Sharded gradients of the units that are done, whole ones of the unit at work, and what accumulation keeps."""
     # Reduced gradients leave the device when their weights are offloaded.
     stays = 0.0 if offloads(case) else 1.0
@@ -257,9 +257,9 @@ class Fsdp2(Engine):
         """Bytes of a unit's gradient before it is reduced."""
         return scattered(case, unit, self.reduces_in_fp32(case))
 
-    def units(self, case: Case) -> Units:
+    def units(self, case: Case) -> UnitSizes:
         """The units in order, each with the bytes of its gathered weights and of its whole gradient."""
-        return Units(
+        return UnitSizes(
             {unit: gathered(case, unit) for unit in UNITS},
             {unit: self.gradient(case, unit) for unit in UNITS},
             int(case.repeats("dense")),

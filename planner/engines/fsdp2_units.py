@@ -14,7 +14,7 @@ from planner.inventory import Moment
 from planner.parallelism.case import LAYERS
 
 
-class Units(msgspec.Struct, frozen=True):
+class UnitSizes(msgspec.Struct, frozen=True):
     """Bytes of each unit's gathered weights and whole gradients, and the order units come in."""
 
     gathered: dict[str, Number]
@@ -48,11 +48,11 @@ class Units(msgspec.Struct, frozen=True):
         return "dense" if layer < self.dense else "layer"
 
 
-Communication = Callable[[Units, Moment], tuple[Number, Number]]
+Communication = Callable[[UnitSizes, Moment], tuple[Number, Number]]
 """(units, moment) -> gathered weights, communication buffers."""
 
 
-def resharded(units: Units, moment: Moment) -> tuple[Number, Number]:
+def resharded(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     """(gathered weights, communication buffers) when every unit but the tail is resharded after its forward."""
     tail = units.gathered["tail"]
     if moment.phase == "forward":
@@ -69,7 +69,7 @@ def resharded(units: Units, moment: Moment) -> tuple[Number, Number]:
     return own, units.scattered[units.after(moment)]
 
 
-def table_in_root(units: Units, moment: Moment) -> tuple[Number, Number]:
+def table_in_root(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     """With tied embeddings the tail holds the table: gathered from the first lookup to the end of backward."""
     tail = units.gathered["tail"]
     if moment.unit == "embed":
@@ -87,14 +87,14 @@ def table_in_root(units: Units, moment: Moment) -> tuple[Number, Number]:
     return tail, layer if moment.unit == "tail" else 0.0
 
 
-def _gathered_before(units: Units, moment: Moment) -> Number:
+def _gathered_before(units: UnitSizes, moment: Moment) -> Number:
     """The all-gather output of the unit before, which is there when a unit is entered in forward."""
     if not moment.entering or moment.unit in ("embed", "loss"):
         return 0.0
     return units.gathered[units.before(moment)]
 
 
-def kept(units: Units, moment: Moment) -> tuple[Number, Number]:
+def kept(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     """Without resharding after forward gathered units pile up, and backward gives them back one by one."""
     embed, tail = units.gathered["embed"], units.gathered["tail"]
     if moment.unit == "embed":
@@ -110,7 +110,7 @@ def kept(units: Units, moment: Moment) -> tuple[Number, Number]:
     return piled, tail + _gathered_before(units, moment) if moment.phase == "forward" else 0.0
 
 
-def kept_with_table(units: Units, moment: Moment) -> tuple[Number, Number]:
+def kept_with_table(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     """As `kept`, with the table in the root: backward gathers nothing, and reduces as ever."""
     gathered, buckets = table_in_root(units, moment)
     if moment.unit == "embed":

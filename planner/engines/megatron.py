@@ -188,7 +188,7 @@ class Megatron(ModelParallel):
 
         return at
 
-    def beside(self, case: Case) -> list[tensor.Beside]:
+    def beside(self, case: Case) -> list[tensor.OverlappedCollective]:
         """Backward of a column-parallel linear, whose collectives are asynchronous (core/tensor_parallel/layers.py,
         class LinearWithGradAccumulationAndAsyncCommunication; Transformer Engine's alike); with `tp_comm_overlap` the
         others too.
@@ -202,9 +202,11 @@ class Megatron(ModelParallel):
         found = tensor.beside_weight_gradients(sequence_parallel=layout.sequence_parallel, regathers=again)
         if layout.tp_comm_overlap:
             ring = (layout.tp - 1) / layout.tp
-            found.append(tensor.Beside("all_gather", "forward", "column", "forward", ring))
-            found.append(tensor.Beside("all_gather", "backward", "row", "inputs", ring))
-            found.append(tensor.Beside("reduce_scatter", "forward", "row", "forward", 1 - 1 / SPLITS, 1 / SPLITS))
+            found.append(tensor.OverlappedCollective("all_gather", "forward", "column", "forward", ring))
+            found.append(tensor.OverlappedCollective("all_gather", "backward", "row", "inputs", ring))
+            found.append(
+                tensor.OverlappedCollective("reduce_scatter", "forward", "row", "forward", 1 - 1 / SPLITS, 1 / SPLITS)
+            )
         return found
 
     def data(self, case: Case, axis: str, elements: Number) -> list[Call]:

@@ -2,7 +2,7 @@
 
 A micro-batch's backward leaves whole 16-bit gradients, which are added to an fp32 buffer when it has ended
 (optim/gradient_accumulator.py). When are gradients reduced? Once a step, with and without a pipeline: under ZeRO-0
-PyTorch's DDP is told to synchronise in the last backward only (parallel/pipeline_parallel/engine.py,
+PyTorch's DDP synchronises in the last backward only (parallel/pipeline_parallel/engine.py,
 _get_bwd_context) and a hook all-reduces the fp32 buffer; under ZeRO-1 there is no DDP, and the buffer is all-reduced
 whole after the last backward, unhidden (trainer.py, training_step: "too memory hungry, instead we run all_reduce").
 New weights are gathered after the step (optim/zero.py) through copies of all of them. Read in its main branch, 2025.
@@ -152,7 +152,7 @@ class Nanotron(ModelParallel):
 
         return at
 
-    def beside(self, case: Case) -> list[tensor.Beside]:
+    def beside(self, case: Case) -> list[tensor.OverlappedCollective]:
         """Its asynchronous linears (tp_linear_async_communication, which its configurations for dense models set, as
         did those of the published sweep: scaling_benchmarks.py of 67c5ebb6): while tokens are gathered a rank
         multiplies its own part of them alone (parallel/tensor_parallel/functional.py)."""
@@ -161,8 +161,8 @@ class Nanotron(ModelParallel):
             *tensor.beside_weight_gradients(
                 sequence_parallel=True, regathers=regathers(case.parts.column_input, case.layout.recompute)
             ),
-            tensor.Beside("all_gather", "forward", "column", "forward", own),
-            tensor.Beside("all_gather", "backward", "row", "inputs", own),
+            tensor.OverlappedCollective("all_gather", "forward", "column", "forward", own),
+            tensor.OverlappedCollective("all_gather", "backward", "row", "inputs", own),
         ]
 
     def data(self, case: Case, axis: str, elements: Number) -> list[Call]:

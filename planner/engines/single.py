@@ -29,7 +29,7 @@ def _stepping(case: Case, moment: Moment, element_bytes: float) -> Number:
     still there, of which torch's hook on accumulated gradients finds a part let go."""
     if moment.in_flight == 0:
         return 0.0
-    alone: optimizers.Units = [([optimizers.flat(moment.in_flight)], 1)]
+    alone: optimizers.UpdateUnits = [([optimizers.flat(moment.in_flight)], 1)]
     return optimizers.temporaries(case.job.optimizer, alone, element_bytes, implementation(case))
 
 
@@ -98,7 +98,7 @@ class Single(Engine):
         return held
 
     def collectives(self, case: Case) -> list[Call]:
-        """None: there is nobody to send to."""
+        """None: there is one rank."""
         return []
 
     def ideal(self, case: Case) -> list[Call]:

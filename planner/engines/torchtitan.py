@@ -14,7 +14,7 @@ from planner.basics.arith import Number
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held
 from planner.engines.common import parallel_calls, parallel_ideal
-from planner.engines.fsdp2_units import Communication, Units
+from planner.engines.fsdp2_units import Communication, UnitSizes
 from planner.inventory import Compute, Moment
 from planner.parallelism.case import Case
 from planner.parallelism.pipeline import micro_batches_match_torch
@@ -23,7 +23,7 @@ from planner.parallelism.schedules import SCHEDULES
 from planner.parallelism.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
 
 
-def _stays(units: Units, moment: Moment) -> tuple[Number, Number]:
+def _stays(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     """All of a stage's weights, and in backward the reduce-scatter's input of the unit before."""
     reduced = moment.phase == "backward" and moment.unit not in ("tail", "loss")
     return units.all_gathered, units.scattered[units.after(moment)] if reduced else 0.0

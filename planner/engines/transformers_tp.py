@@ -31,7 +31,7 @@ from planner.engines.common import (
     trained_states,
 )
 from planner.engines.ddp import finished_elements, waiting_elements
-from planner.engines.fsdp2_units import Communication, Units, resharded, table_in_root
+from planner.engines.fsdp2_units import Communication, UnitSizes, resharded, table_in_root
 from planner.engines.sharded_tensors import SHARDED_TENSORS
 from planner.inventory import Compute, Moment
 from planner.parallelism.case import Case
@@ -86,7 +86,7 @@ def _sliced_away(case: Case) -> Number:
     return _slice(case) * (case.layout.tp - 1)
 
 
-def _layer_ahead(units: Units, moment: Moment) -> tuple[Number, Number]:
+def _layer_ahead(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     """With a tied head the root has the table, and its hook is on the loss: the last layer is gathered before it."""
     weights, buckets = table_in_root(units, moment)
     ahead = moment.phase == "backward" and moment.unit == "loss"
@@ -101,7 +101,7 @@ def _experts_apart(case: Case, reduced_bytes: float) -> Communication:
     whole: Number = sum(weight.elements * fsdp2.gathered_bytes_of(case, weight) for weight in experts)
     received = where(case.shards(experts[0]) > 1, whole, 0.0)
 
-    def held(units: Units, moment: Moment) -> tuple[Number, Number]:
+    def held(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
         weights, buckets = resharded(units, moment)
         if moment.phase == "backward":
             # What is gathered ahead is the layer's own part, and what is still being reduced.

@@ -52,7 +52,7 @@ class Gather(msgspec.Struct, frozen=True):
     code: float | None
 
 
-class Step(msgspec.Struct, frozen=True):
+class WeightUse(msgspec.Struct, frozen=True):
     """One use of a weight in a layer's backward: elements of the layer's gradients that are made before it and after
     it, and `Fetches.live` and `received` of that moment."""
 
@@ -73,7 +73,7 @@ class Fetches(msgspec.Struct, frozen=True):
     gathers: tuple[Gather, ...]
     live: dict[tuple[str, str, int], float]
     received: dict[tuple[str, str, int], float]
-    steps: dict[tuple[str, str, int], tuple[Step, ...]]
+    steps: dict[tuple[str, str, int], tuple[WeightUse, ...]]
     persistent: tuple[tuple[int, float | None], ...]
 
     def at(self, moment: Moment) -> tuple[float, float]:
@@ -164,7 +164,7 @@ def fetches(
     gathers: list[Gather] = []
     live: dict[tuple[str, str, int], float] = {}
     received: dict[tuple[str, str, int], float] = {}
-    steps: dict[tuple[str, str, int], list[Step]] = {}
+    steps: dict[tuple[str, str, int], list[WeightUse]] = {}
     buffers: dict[int, list[_Buffer]] = {}  # that a weight was gathered into and not yet used from
     held = 0.0  # elements of the buffers that some weight was copied out of already
     whole = _Whole(sizes, in_elements)
@@ -226,7 +226,7 @@ def fetches(
                 live[place], received[place] = whole_now, held
             if steps_here is not None:
                 after = made if run.again or index in frozen else made + sizes[index]
-                steps_here.append(Step(made, after, whole_now, held))
+                steps_here.append(WeightUse(made, after, whole_now, held))
                 made = after
             if run.again and index in frozen:
                 waiting.append(index)

@@ -5,11 +5,21 @@ Not here: live tensors (memory.py), or how large the coefficients are (spec/cali
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import TypeVar
+
+import msgspec
+
 from planner.basics.arith import Number, is_column, maximum, minimum, where
+from planner.basics.formula import watched
 from planner.basics.units import BYTES
 from planner.engines import engine_of
+from planner.engines.base import Blocks
 from planner.parallelism.case import Case
 from planner.spec import Layout
+
+R = TypeVar("R")
 
 RESERVED_PARTS = ("workspace", "fragmentation", "churn", "apart", "blocks")
 DEVICE_PARTS = ("context", "communicators", "pending")
@@ -77,9 +87,43 @@ def lasting_bytes(case: Case, allocated: Number) -> Number:
     """
     if is_column(case.layout.pp):
         return allocated
-    engine = engine_of(case.layout.engine)
-    held = (sum(engine.resident(case.at(stage)).values()) for stage in case.stages())
-    return minimum(allocated, maximum(0.0, *held))
+    return minimum(allocated, maximum(0.0, *(_resident_bytes(case.at(stage)) for stage in case.stages())))
+
+
+def _once_a_stage(figure: Callable[[Case], R]) -> Callable[[Case], R]:
+    """A figure of a stage that the micro-batch's size does not change, worked out once for all sizes that share
+    `of_every_stage`. Under a trace, and of columns, it runs each time."""
+
+    @wraps(figure)
+    def known(case: Case) -> R:
+        if watched():
+            return figure(case)
+        key = figure, case.stage, msgspec.structs.replace(case.layout, micro_batch_size=1)
+        try:
+            found = case.of_every_stage.get(key)
+        except TypeError:  # columns have no hash
+            return figure(case)
+        if found is None:
+            found = case.of_every_stage[key] = figure(case)
+        return found
+
+    return known
+
+
+@_once_a_stage
+def _resident_bytes(case: Case) -> Number:
+    return sum(engine_of(case.layout.engine).resident(case).values())
+
+
+@_once_a_stage
+def filled_bytes(case: Case) -> Number:
+    """What the engine surely holds on a stage at the end of the last forward before a backward."""
+    return sum(engine_of(case.layout.engine).filled(case).values())
+
+
+@_once_a_stage
+def _blocks(case: Case) -> Blocks | None:
+    return engine_of(case.layout.engine).blocks(case)
 
 
 def bytes_beside(case: Case, allocated: Number) -> Number:
@@ -105,20 +149,19 @@ def block_bytes(case: Case, allocated: Number) -> Number:
     """
     if case.runtime.expandable_segments or not _knows_stages(case):
         return 0.0
-    engine = engine_of(case.layout.engine)
     lives: list[Number] = [0.0]
     loads: list[Number] = [0.0]
     kept: list[Number] = [0.0]
     beyond: list[Number] = [0.0]
     for here in map(case.at, case.stages()):
-        if (blocks := engine.blocks(here)) is None:
+        if (blocks := _blocks(here)) is None:
             return 0.0
         freed = _logits_bytes(here)
         made = sum(where(size > freed, size, 0.0) for size in blocks.sizes)
         lives.append(blocks.live)
         loads.append(blocks.loaded)
         kept.append(made)
-        beyond.append(sum(engine.filled(here).values()) + made - blocks.live)
+        beyond.append(filled_bytes(here) + made - blocks.live)
     found = where(allocated > maximum(*lives), maximum(*kept), maximum(*beyond))
     return where(allocated > maximum(*loads), found, 0.0)
 

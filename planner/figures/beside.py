@@ -1,7 +1,7 @@
 """What a layer's linear modules do beside their products: peft's adapters, and 4-bit weights that are unpacked.
 
 Works on one layout and on columns. Not here: the products (unitkernels.py), or what an engine's own code takes
-(conditions.py).
+(the hooks of engines/base.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from planner.basics.formula import formula
 from planner.engines import engine_of
 from planner.engines.common import packed
 from planner.inventory.forms import gptq_element_bytes, nf4_element_bytes
-from planner.inventory.joint import is_joined
+from planner.inventory.packaged import is_part
 from planner.parallelism.case import Case
 
 ADAPTER_OPERATIONS, CAST_OPERATIONS = 3, 4
@@ -29,7 +29,7 @@ GPTQ_BYTES = 16.0
 zero taken away (1 + 1), scaled to fp16 (1 + 2)."""
 
 
-class Moved(NamedTuple):
+class PassTraffic(NamedTuple):
     """Bytes of memory that one pass moves, and operations that the host starts for it."""
 
     moved_bytes: Number
@@ -63,17 +63,17 @@ def unpack_bytes(elements: Number, stored_bytes: Number, element_bytes: Number) 
     return elements * (stored_bytes + element_bytes)
 
 
-def adapters_beside(case: Case, unit: str, element_bytes: float) -> tuple[Moved, Moved]:
+def adapters_beside(case: Case, unit: str, element_bytes: float) -> tuple[PassTraffic, PassTraffic]:
     """Forward and backward of one layer's adapters beside their products; Unsloth's are one function with the frozen
     product and count as products alone."""
-    lora, nothing = case.lora, Moved(0.0, 0.0)
+    lora, nothing = case.lora, PassTraffic(0.0, 0.0)
     if lora is None or lora.kind != "lora" or case.parts.adapters == "in-place":
         return nothing, nothing
     inputs: Number = 0.0
     outputs: Number = 0.0
     adapted = 0
     for weight in case.units()[unit]:
-        if weight.name.endswith(".lora_A") and not is_joined(case.parts, weight):
+        if weight.name.endswith(".lora_A") and not is_part(case.parts, weight):
             inputs, adapted = inputs + case.tokens * weight.shape[1], adapted + 1
         elif weight.name.endswith(".lora_B"):
             outputs = outputs + case.tokens * weight.shape[0]
@@ -83,22 +83,22 @@ def adapters_beside(case: Case, unit: str, element_bytes: float) -> tuple[Moved,
     cast = 2 * (held + element_bytes) if casts else 0.0
     operations = adapted * (ADAPTER_OPERATIONS - (not lora.dropout) + CAST_OPERATIONS * casts)
     return (
-        Moved(adapter_forward_bytes(inputs, outputs, element_bytes, dropped, cast), operations),
-        Moved(adapter_backward_bytes(inputs, outputs, element_bytes, dropped, cast), operations),
+        PassTraffic(adapter_forward_bytes(inputs, outputs, element_bytes, dropped, cast), operations),
+        PassTraffic(adapter_backward_bytes(inputs, outputs, element_bytes, dropped, cast), operations),
     )
 
 
-def unpacking(case: Case, unit: str, element_bytes: float) -> tuple[Moved, Moved]:
+def unpacking(case: Case, unit: str, element_bytes: float) -> tuple[PassTraffic, PassTraffic]:
     """Forward and backward of one layer's 4-bit weights before they are multiplied. GPTQ's are unpacked by operations
     that autograd sees, so backward has the weights that forward made."""
-    quantization, nothing = case.job.base_quantization, Moved(0.0, 0.0)
+    quantization, nothing = case.job.base_quantization, PassTraffic(0.0, 0.0)
     if quantization is None:
         return nothing, nothing
     found = [weight for weight in case.units()[unit] if packed(case, weight)]
     elements = sum(weight.elements for weight in found) + 0.0
     if quantization.base == "gptq":
         stored = gptq_element_bytes(case.model.hidden)
-        operations = GPTQ_OPERATIONS * sum(not is_joined(case.parts, weight) for weight in found)
-        return Moved(unpack_bytes(elements, stored, GPTQ_BYTES), operations), nothing
-    once = Moved(unpack_bytes(elements, nf4_element_bytes(quantization), element_bytes), 0.0)
+        operations = GPTQ_OPERATIONS * sum(not is_part(case.parts, weight) for weight in found)
+        return PassTraffic(unpack_bytes(elements, stored, GPTQ_BYTES), operations), nothing
+    once = PassTraffic(unpack_bytes(elements, nf4_element_bytes(quantization), element_bytes), 0.0)
     return once, once

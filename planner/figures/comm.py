@@ -96,7 +96,7 @@ def traffic(case: Case, calls: Sequence[Call]) -> list[Traffic]:
 
 
 def sent_in(cluster: Cluster, call: Call, ranks: Number, inside: tuple[Number, ...]) -> Traffic:
-    """A call with the bytes that each tier sees of a group, of which so many ranks share a domain of each level."""
+    """A call with the bytes that each tier sees of a group, of which some ranks share a domain of each level."""
     transport = transport_of(cluster.gpu.kind)
     node = sum(tier.gpus < cluster.gpus_per_node for tier in cluster.levels[:-1])
     once = call.once

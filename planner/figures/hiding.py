@@ -28,7 +28,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Beside:
+class OverlapWindow:
     """A pass that something may hide beside; `free_s` is from where on nothing does yet."""
 
     micro_batch: int
@@ -84,20 +84,20 @@ def _collectives(phase: str, waits: PhaseWaits, micro_batches: int) -> list[Piec
 
 
 def _on(phase: str, number: int, micro_batches: int) -> range:
-    """Which micro-batches so many of them are: weights are gathered in the first, gradients reduced in the last, and
+    """Which micro-batches these are: weights are gathered in the first, gradients reduced in the last, and
     what all but one take part in is made after the first."""
     if phase == "forward" and number == 1:
         return range(1)
     return range(micro_batches - number, micro_batches)
 
 
-def place_hidden(windows: Sequence[Beside], pieces: Iterable[Piece]) -> tuple[Placed, float]:
+def place_hidden(windows: Sequence[OverlapWindow], pieces: Iterable[Piece]) -> tuple[Placed, float]:
     """Lay each piece's hidden seconds beside the passes of its own micro-batches, evenly as far as there is room, those
     of fewest first; then beside any pass of the phase, since the step time asks for no more than that there is room in
     all. What finds none is the second value, in seconds."""
     placed: Placed = []
     left_s = 0.0
-    by_batch: dict[int, list[Beside]] = {}
+    by_batch: dict[int, list[OverlapWindow]] = {}
     for window in windows:
         by_batch.setdefault(window.micro_batch, []).append(window)
     for piece in sorted(pieces, key=lambda one: len(one.on)):
@@ -111,7 +111,7 @@ def place_hidden(windows: Sequence[Beside], pieces: Iterable[Piece]) -> tuple[Pl
     return placed, left_s
 
 
-def _lay(placed: Placed, piece: Piece, windows: Iterable[Beside], seconds: float) -> float:
+def _lay(placed: Placed, piece: Piece, windows: Iterable[OverlapWindow], seconds: float) -> float:
     """Fill windows in their order; the seconds that are left."""
     for window in windows:
         took = min(seconds, window.end_s - window.free_s)

@@ -1,6 +1,6 @@
 """Host memory and the host link of one rank: what offload keeps there, what it moves, and how long that takes.
 
-Joins what the engine says of states (engines/host.py) with the activations that the inventory's walk can spare. Works
+Joins the engine's states (engines/host.py) with the activations that the inventory's walk can spare. Works
 on one layout and on columns, as memory.py does. Not here: overlap with compute, which the step's timeline knows.
 """
 
@@ -35,7 +35,7 @@ def host_node_bytes(case: Case, rank_bytes: Number) -> Number:
 
 
 def host_fits(case: Case, rank_bytes: Number) -> bool | None:
-    """Whether a node's memory holds it (numbers, not columns); None when nobody has said how much there is."""
+    """Whether a node's memory holds it (numbers, not columns); None when its size is not known."""
     if not is_column(rank_bytes) and rank_bytes == 0:
         return True
     if case.cluster.host_memory_bytes is None:
@@ -113,7 +113,7 @@ def _kept_outside(case: Case) -> Size:
 
 
 def _waiting(walked: Walk, dense: int, layers: int) -> Size:
-    """Saved tensors on the host once so many layers of each kind are done: one of the kind that is nearest stays."""
+    """Saved tensors on the host after a number of layers of each kind: one of the kind that is nearest stays."""
     if layers:
         return _activations(walked.layer[0]) * dense + _activations(walked.layer[1]) * float(offloaded_layers(layers))
     return _activations(walked.layer[0]) * float(offloaded_layers(dense))

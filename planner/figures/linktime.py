@@ -28,7 +28,7 @@ def link_rate(bytes_per_s: Number, share: Number) -> Number:
 
 @formula(unit="s", source="S/(S + S_half) of the rate for a message of S bytes: S_half more bytes at the full rate")
 def sending_seconds(sent_bytes: Number, messages: Number, half_bytes: Number, bytes_per_s: Number) -> Number:
-    """Seconds to send `sent_bytes` in so many messages, where a message of `half_bytes` reaches half the rate."""
+    """Seconds to send `sent_bytes` in a number of messages, where a message of `half_bytes` reaches half the rate."""
     return (sent_bytes + messages * half_bytes) / bytes_per_s
 
 

@@ -5,24 +5,22 @@ Not here: a whole step with its pipeline and reductions (steptime.py), or FLOP a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import NamedTuple
 
 import msgspec
 
-from planner.basics.arith import Number, is_column, maximum, minimum, where
+from planner.basics.arith import Number, is_column, maximum
 from planner.basics.formula import formula
 from planner.engines import engine_of
 from planner.figures.comm import Traffic, traffic
-from planner.figures.conditions import NONE, Conditions, call_seconds
-from planner.figures.kernels.device import Device as Chip
+from planner.figures.kernels.device import Device
 from planner.figures.kernels.device import device_of as chip_of
-from planner.figures.kernels.products import Product, is_aligned, unaligned_seconds
 from planner.figures.kernels.step import (
-    Asked,
     Attention,
+    KernelCall,
     Rows,
     at_rows,
     distinct_rows,
@@ -34,7 +32,7 @@ from planner.figures.linktime import collective_seconds
 from planner.figures.tensorhiding import hidden_of
 from planner.figures.work import Load, Work, element_bytes_of, work_categories
 from planner.parallelism.case import LAYERS, UNITS, Case
-from planner.spec.calibration import Calibration, Coefficients, Compute
+from planner.spec.calibration import Calibration, Coefficients, ComputeCoefficients
 
 WITHIN = ("tp", "cp", "ep")
 """Axes whose collectives stand in the way of every micro-batch's compute."""
@@ -112,39 +110,35 @@ def matmul_rate(case: Case, work: dict[str, Work]) -> Number | None:
     return blended_rate(eight_bit / all_flops, fast, slow)
 
 
-class Device(msgspec.Struct, frozen=True):
+class DeviceSpeed(msgspec.Struct, frozen=True):
     """What the device could do, and how near the software comes to it. `waits` where the host itself computes, or
     starts no operation before the last is done.
 
     `kernels` are measured kernels of it, or of its like; None where its products are timed by shares of the peak.
-    `rows` are the rows of columns that differ in what kernels depend on. `unaligned_flops_per_s` is the rate of
-    products with rows of no whole 16 bytes; None: as others.
+    `rows` are the rows of columns that differ in what kernels depend on.
     """
 
     peak_flops_per_s: Number
     bytes_per_s: float
     element_bytes: float
     waits: bool
-    known: Compute
-    kernels: Chip | None = None
+    known: ComputeCoefficients
+    kernels: Device | None = None
     rows: Rows | None = None
-    unaligned_flops_per_s: float | None = None
 
 
-def device_of(case: Case, work: dict[str, Work], known: Coefficients, conditions: Conditions = NONE) -> Device | None:
+def device_of(case: Case, work: dict[str, Work], known: Coefficients) -> DeviceSpeed | None:
     """None where the device's rates are unknown."""
     gpu, peak = case.cluster.gpu, matmul_rate(case, work)
     if peak is None or gpu.memory_bytes_per_s is None:
         return None
     chip, layout = kernels_of(case, known.compute), case.layout
     rows = distinct_rows(*(getattr(layout, axis) for axis in KERNEL_SPLITS)) if chip else None
-    waits = gpu.kind == "cpu" or conditions.blocking
-    scalar = gpu.flops_per_s.get("fp32")
-    unaligned = scalar * conditions.unaligned_share if conditions.unaligned_share and scalar is not None else None
-    return Device(peak, gpu.memory_bytes_per_s, element_bytes_of(case), waits, known.compute, chip, rows, unaligned)
+    waits = gpu.kind == "cpu"
+    return DeviceSpeed(peak, gpu.memory_bytes_per_s, element_bytes_of(case), waits, known.compute, chip, rows)
 
 
-def kernels_of(case: Case, known: Compute) -> Chip | None:
+def kernels_of(case: Case, known: ComputeCoefficients) -> Device | None:
     """The measured kernels by which a calibration times the case's products; None where it does by shares of the peak,
     or nobody measured kernels of its number format on such a device."""
     chip = chip_of(case.cluster.gpu) if known.pace else None
@@ -164,7 +158,7 @@ def coefficients(case: Case, known: Calibration) -> Coefficients:
     return known.of(case.runtime.name, case.cluster.gpu.name, case.cluster.gpu.kind)
 
 
-class _Seconds(NamedTuple):
+class LoadSeconds(NamedTuple):
     """What the device works on one occurrence of a unit in one pass, and what the host takes to start it."""
 
     busy_s: Number
@@ -172,27 +166,23 @@ class _Seconds(NamedTuple):
 
 
 def loads_of(
-    one: Work, device: Device, kernels_s: tuple[Number, Number] | None = None, *, started: bool = True
-) -> tuple[_Seconds, _Seconds]:
-    """Forward, and backward with what it computes again; `kernels_s` are the seconds of their kernels, where known. The
-    host starts nothing of a CUDA graph."""
+    one: Work, device: DeviceSpeed, kernels_s: tuple[Number, Number] | None = None
+) -> tuple[LoadSeconds, LoadSeconds]:
+    """Forward, and backward with what it computes again; `kernels_s` are the seconds of their kernels, where known."""
     known = (None, None) if kernels_s is None else kernels_s
-    operation_s = device.known.operation_s if started else 0.0
     forward, backward = (
-        _Seconds(working_seconds(load, device, one_s), starting_seconds(load.operations, operation_s))
+        LoadSeconds(working_seconds(load, device, one_s), starting_seconds(load.operations, device.known.operation_s))
         for load, one_s in zip((one.forward, one.backward.and_again(one.again)), known, strict=True)
     )
     return forward, backward
 
 
-def loads_by_unit(
-    case: Case, work: dict[str, Work], device: Device, graphed: Collection[str] = ()
-) -> dict[str, tuple[_Seconds, _Seconds]]:
-    """`loads_of` of each unit, of `graphed` ones with nothing that the host starts; of columns the kernels of each row
-    that splits a micro-batch and its weights differently are timed once, for all blocks of a search that have it."""
+def loads_by_unit(case: Case, work: dict[str, Work], device: DeviceSpeed) -> dict[str, tuple[LoadSeconds, LoadSeconds]]:
+    """`loads_of` of each unit; of columns the kernels of each row that splits a micro-batch and its weights
+    differently are timed once, for all blocks of a search that have it."""
     chip, rows = device.kernels, device.rows
-    if chip is None or rows is None or device.unaligned_flops_per_s is not None:
-        return {unit: loads_of(one, device, started=unit not in graphed) for unit, one in work.items()}
+    if chip is None or rows is None:
+        return {unit: loads_of(one, device) for unit, one in work.items()}
     import numpy as np  # columns only
 
     timed = _timed_of(case, chip, device.known)
@@ -204,14 +194,14 @@ def loads_by_unit(
         chosen = rows.first[missing]
         alone = partial(kernels_seconds, device=chip)
         found = [
-            np.broadcast_to(_paced(alone, [at_rows(one, chosen) for one in kernels], device.known), len(missing))
+            np.broadcast_to(paced(alone, [at_rows(one, chosen) for one in kernels], device.known), len(missing))
             for one in work.values()
             for kernels in (one.forward.kernels, one.backward.kernels + one.again.kernels)
         ]
         timed.update(zip((asked[place] for place in missing), np.stack(found).T.tolist(), strict=True))
     seconds = np.array([timed[row] for row in asked]).T[:, rows.place]
     return {
-        unit: loads_of(one, device, (seconds[2 * place], seconds[2 * place + 1]), started=unit not in graphed)
+        unit: loads_of(one, device, (seconds[2 * place], seconds[2 * place + 1]))
         for place, (unit, one) in enumerate(work.items())
     }
 
@@ -235,7 +225,7 @@ else that they depend on."""
 MOST_TIMED = 100_000
 
 
-def _timed_of(case: Case, chip: Chip, known: Compute) -> dict[tuple[float, ...], list[float]]:
+def _timed_of(case: Case, chip: Device, known: ComputeCoefficients) -> dict[tuple[float, ...], list[float]]:
     asked = *work_categories(case), chip, known.pace, known.attention_pace
     if asked not in _TIMED:
         if sum(map(len, _TIMED.values())) > MOST_TIMED:
@@ -244,29 +234,26 @@ def _timed_of(case: Case, chip: Chip, known: Compute) -> dict[tuple[float, ...],
     return _TIMED[asked]
 
 
-def passes_of(
-    loads: tuple[_Seconds, _Seconds], device: Device, waiting: Passes | None = None, calling: Passes | None = None
-) -> Passes:
-    """One occurrence of a unit: its work and what it waits for, or what the host takes to start it and to call.
+def passes_of(loads: tuple[LoadSeconds, LoadSeconds], device: DeviceSpeed, waiting: Passes | None = None) -> Passes:
+    """One occurrence of a unit: its work and what it waits for, or what the host takes to start it.
 
-    A GPU works while its host starts what comes next, so the longer of the two counts; a CPU does one after the other,
-    and so does a host that waits for each operation.
+    A GPU works while its host starts what comes next, so the longer of the two counts; a CPU does one after the other.
     """
     found: list[Number] = []
     for place, (busy_s, start_s) in enumerate(loads):
-        taken_s, host_s = busy_s + (waiting[place] if waiting else 0.0), start_s + (calling[place] if calling else 0.0)
-        found.append(taken_s + host_s if device.waits else maximum(taken_s, host_s))
+        taken_s = busy_s + (waiting[place] if waiting else 0.0)
+        found.append(taken_s + start_s if device.waits else maximum(taken_s, start_s))
     return Passes(*found)
 
 
-def working_seconds(load: Load, device: Device, kernels_s: Number | None = None) -> Number:
+def working_seconds(load: Load, device: DeviceSpeed, kernels_s: Number | None = None) -> Number:
     """Matrix products, at least as long as their operands take from memory; attention; and what only moves bytes.
     `kernels_s` are the seconds of the load's kernels, where known."""
     known, memory = device.known, (device.bytes_per_s, device.known.memory_share)
     moved_s = memory_seconds(load.moved_bytes + load.fixed_bytes + load.attention_bytes, *memory)
     if (chip := device.kernels) is not None:
         if kernels_s is None:
-            kernels_s = _paced(lambda some: _on_chip(some, chip, device), load.kernels, known)
+            kernels_s = paced(partial(kernels_seconds, device=chip, rows=device.rows), load.kernels, known)
         return kernels_s + moved_s
     products_s = matmul_seconds(
         load.product_flops, load.operands, device.peak_flops_per_s, known.matmul_share, known.half_size
@@ -278,30 +265,17 @@ def working_seconds(load: Load, device: Device, kernels_s: Number | None = None)
     return products_s + attention_s + moved_s
 
 
-def _on_chip(asked: Iterable[Asked], chip: Chip, device: Device) -> Number:
-    """Seconds of kernels, those of unaligned products at their own rate where it is known."""
-    rate = device.unaligned_flops_per_s
-    if rate is None:
-        return kernels_seconds(asked, chip, device.rows)
-    total: Number = 0.0
-    for one in asked:
-        taken_s = kernels_seconds([one], chip, device.rows)
-        if isinstance(one, Product):
-            slow_s = one.times * unaligned_seconds(one.m, one.n, one.k, rate)
-            taken_s = where(is_aligned(one), taken_s, slow_s)
-        total = total + taken_s
-    return total
-
-
-def least_working_seconds(load: Load, device: Device) -> Number:
+def least_working_seconds(load: Load, device: DeviceSpeed) -> Number:
     """A bound below a load's seconds that does not depend on the size of its products."""
     if (chip := device.kernels) is None:
         return working_seconds(msgspec.structs.replace(load, operands=0.0, fixed_bytes=0.0), device)
     memory_s = memory_seconds(load.moved_bytes, device.bytes_per_s, device.known.memory_share)
-    return _paced(lambda some: least_seconds(some, chip), load.kernels, device.known) + memory_s
+    return paced(lambda some: least_seconds(some, chip), load.kernels, device.known) + memory_s
 
 
-def _paced(seconds: Callable[[Iterable[Asked]], Number], kernels: Sequence[Asked], known: Compute) -> Number:
+def paced(
+    seconds: Callable[[Iterable[KernelCall]], Number], kernels: Sequence[KernelCall], known: ComputeCoefficients
+) -> Number:
     """Seconds of kernels in a step, by what kernels take alone."""
     products = [one for one in kernels if not isinstance(one, Attention)]
     attention = [one for one in kernels if isinstance(one, Attention)]
@@ -311,13 +285,13 @@ def _paced(seconds: Callable[[Iterable[Asked]], Number], kernels: Sequence[Asked
 def waiting_of(case: Case, known: Coefficients) -> dict[str, Passes]:
     """Seconds of the collectives of tensor, context and expert groups in one micro-batch's passes through one
     occurrence of each unit."""
-    return _by_unit(case, _seconds_within(case, known))
+    return by_unit(case, seconds_within(case, known))
 
 
-def waited_of(case: Case, known: Coefficients, device: Device) -> dict[str, Passes]:
+def waited_of(case: Case, known: Coefficients, device: DeviceSpeed) -> dict[str, Passes]:
     """The same, less what runs beside the products of the linears that tensor groups split."""
-    sent = _seconds_within(case, known)
-    waiting = _by_unit(case, sent)
+    sent = seconds_within(case, known)
+    waiting = by_unit(case, sent)
     each_s = {
         (call.unit, call.op, call.phase): seconds / maximum(call.count, 1.0)
         for call, seconds in sent
@@ -329,40 +303,19 @@ def waited_of(case: Case, known: Coefficients, device: Device) -> dict[str, Pass
     return waiting
 
 
-def exchanges_beside(
-    case: Case, known: Coefficients, waiting: dict[str, Passes], busy: dict[str, Passes]
-) -> dict[str, Passes]:
-    """Seconds of waiting where experts' exchanges of one pass run beside what the device works on in the other."""
-    sent = [(call, seconds) for call, seconds in _seconds_within(case, known) if call.axis == "ep"]
-    exchanged = _by_unit(case, sent)
-    return {
-        unit: Passes(
-            all_s.forward_s - minimum(exchanged[unit].forward_s, busy[unit].backward_s),
-            all_s.backward_s - minimum(exchanged[unit].backward_s, busy[unit].forward_s),
-        )
-        for unit, all_s in waiting.items()
-    }
-
-
-def calling_of(case: Case, conditions: Conditions) -> dict[str, Passes] | None:
-    """Seconds that the host takes to make those calls, where it is known to take any."""
-    if not conditions.call_s:
-        return None
-    return _by_unit(case, [(call, call_seconds(call, conditions)) for call in _within(case)])
-
-
-def _within(case: Case) -> list[Traffic]:
+def calls_within(case: Case) -> list[Traffic]:
     """The collectives inside every micro-batch's passes, through the whole model."""
     whole = case.unsplit
     calls = engine_of(case.layout.engine).split_calls(whole)
     return traffic(whole, [call for call in calls if call.axis in WITHIN and call.unit in UNITS])
 
 
-def _seconds_within(case: Case, known: Coefficients) -> list[tuple[Traffic, Number]]:
-    return [(call, collective_seconds(call, case.cluster.levels, known)) for call in _within(case)]
+def seconds_within(case: Case, known: Coefficients) -> list[tuple[Traffic, Number]]:
+    """The same, each with the seconds that it takes."""
+    return [(call, collective_seconds(call, case.cluster.levels, known)) for call in calls_within(case)]
 
 
-def _by_unit(case: Case, calls: list[tuple[Traffic, Number]]) -> dict[str, Passes]:
+def by_unit(case: Case, calls: list[tuple[Traffic, Number]]) -> dict[str, Passes]:
     """Seconds of a step's calls as those of one micro-batch and one occurrence of the unit that makes them."""
     times, accum = case.whole_repeats, case.layout.grad_accum
     found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in UNITS}

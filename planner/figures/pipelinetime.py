@@ -13,7 +13,6 @@ import msgspec
 from planner.basics.arith import Number, is_column
 from planner.engines.base import Call
 from planner.figures.comm import traffic
-from planner.figures.conditions import NONE, Conditions, polls_of
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import Passes, on_stage
 from planner.figures.stepparts import Chunks, Slowest
@@ -21,12 +20,14 @@ from planner.figures.work import element_bytes_of
 from planner.parallelism.case import Case
 from planner.parallelism.makespan import lower_bound_s, makespan_s
 from planner.parallelism.pipeline import boundary_bytes
+from planner.spec import Layout
 from planner.spec.calibration import Coefficients
 
+Played = tuple[Number, Slowest | None, Chunks | None]
+"""Seconds of all passes, and of a schedule that was played out its slowest stage and its chunks."""
 
-def pipeline_seconds(
-    case: Case, units: dict[str, Passes], known: Coefficients, conditions: Conditions = NONE, *, least: bool = False
-) -> tuple[Number, Slowest | None, Chunks | None]:
+
+def pipeline_seconds(case: Case, units: dict[str, Passes], known: Coefficients, *, least: bool = False) -> Played:
     """From the first forward to the last backward: all passes one after the other without a pipeline, the schedule
     played out for one layout of stages (with its slowest, and what was played), and a bound below it for columns, or
     where the `least` is asked for."""
@@ -34,14 +35,15 @@ def pipeline_seconds(
     if not case.pipelined:
         passes = on_stage(case, units)
         return layout.grad_accum * (passes.forward_s + passes.backward_s), None, None
-    p2p_s = _send_seconds(case, known, conditions)
+    p2p_s = seconds_sent(case, known, sends(case))
     if least or is_column(layout.pp, layout.grad_accum, layout.micro_batch_size, layout.tp, layout.cp, layout.dp_shard):
         return _pipeline_bound_s(case, units, p2p_s), None, None
-    forward, backward = ([float(one) for one in passes_s] for passes_s in _chunk_seconds(case, units))
-    if conditions.poll_s:
-        polls = [polls_of(conditions, len(forward), chunk) for chunk in range(len(forward))]
-        forward = [pass_s + poll_s for pass_s, (poll_s, _) in zip(forward, polls, strict=True)]
-        backward = [pass_s + poll_s for pass_s, (_, poll_s) in zip(backward, polls, strict=True)]
+    forward, backward = ([float(one) for one in passes_s] for passes_s in chunk_seconds(case, units))
+    return play(layout, forward, backward, p2p_s)
+
+
+def play(layout: Layout, forward: list[float], backward: list[float], p2p_s: Number) -> Played:
+    """The schedule of one layout played out, by the seconds of each chunk's passes and of one send."""
     played_s = makespan_s(
         layout.pp_schedule, forward, backward, int(layout.grad_accum), layout.virtual_stages, float(p2p_s)
     )
@@ -49,7 +51,7 @@ def pipeline_seconds(
     return played_s, Slowest.of(layout, forward, backward), chunks
 
 
-def _chunk_seconds(case: Case, units: dict[str, Passes]) -> tuple[list[Number], list[Number]]:
+def chunk_seconds(case: Case, units: dict[str, Passes]) -> tuple[list[Number], list[Number]]:
     """Forward and backward seconds of every chunk of layers, in the model's order; equal chunks share theirs."""
     passes: dict[Any, Passes] = {}
     kinds = []
@@ -65,7 +67,7 @@ def _pipeline_bound_s(case: Case, units: dict[str, Passes], p2p_s: Number) -> Nu
     layout = case.layout
     stages: Any = layout.pp
     if not is_column(stages):
-        chunks = _chunk_seconds(case, units)
+        chunks = chunk_seconds(case, units)
         return lower_bound_s(layout.pp_schedule, *chunks, layout.grad_accum, layout.virtual_stages, p2p_s)
     import numpy as np  # columns only
 
@@ -78,22 +80,23 @@ def _pipeline_bound_s(case: Case, units: dict[str, Passes], p2p_s: Number) -> Nu
 
         some = {unit: Passes(*map(of_these, passes)) for unit, passes in units.items()}
         alike = msgspec.structs.replace(case, layout=msgspec.structs.replace(layout, pp=int(count)))
-        chunks = _chunk_seconds(alike, some)
+        chunks = chunk_seconds(alike, some)
         bound_s[rows] = lower_bound_s(
             layout.pp_schedule, *chunks, of_these(layout.grad_accum), layout.virtual_stages, of_these(p2p_s)
         )
     return bound_s
 
 
-def _send_seconds(case: Case, known: Coefficients, conditions: Conditions) -> Number:
-    """One micro-batch's activations on their way over one boundary, and gathered again where ranks send parts."""
+def sends(case: Case) -> list[Call]:
+    """What takes one micro-batch's activations over one boundary."""
     layout = case.layout
     whole = layout.micro_batch_size, case.job.seq_len, case.model.hidden, element_bytes_of(case)
-    parted = conditions.parted_sends and not layout.sequence_parallel
-    split = layout.cp * (layout.tp if layout.sequence_parallel or parted else 1)
-    calls = [Call("send", "pp", "boundary", "forward", 1, boundary_bytes(*whole, split))]
-    if parted:
-        calls.append(Call("all_gather", "tp", "boundary", "forward", 1, boundary_bytes(*whole, layout.cp)))
+    split = layout.cp * (layout.tp if layout.sequence_parallel else 1)
+    return [Call("send", "pp", "boundary", "forward", 1, boundary_bytes(*whole, split))]
+
+
+def seconds_sent(case: Case, known: Coefficients, calls: list[Call]) -> Number:
+    """Seconds of such calls, one after the other."""
     seconds: Number = 0.0
     for sent in traffic(case, calls):
         seconds = seconds + collective_seconds(sent, case.cluster.levels, known)

@@ -22,7 +22,7 @@ CLAMP_BYTES = (16, 20)
 and one that joins them; backward a masked copy and one that joins them (core/fusions/fused_bias_geglu.py)."""
 
 
-@formula(unit="rows", source="definition: a token goes to so many experts; sequence parallelism splits tokens first")
+@formula(unit="rows", source="definition: a token goes to k experts; sequence parallelism splits tokens first")
 def routed_rows(tokens: Number, top_k: Number, split: Number) -> Number:
     """Rows that a rank's experts work on, with a balanced router."""
     return tokens * top_k / split

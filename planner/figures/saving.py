@@ -12,7 +12,7 @@ from planner.basics.arith import Number, by_value, where
 from planner.basics.formula import formula
 from planner.basics.units import format_bytes, format_duration, format_seconds
 from planner.inventory import LAYERS, UNITS, parameters, unit_weights
-from planner.inventory.optimizers import Tensor, state_bytes
+from planner.inventory.optimizers import TrainedTensor, state_bytes
 from planner.inventory.units import repeats
 from planner.spec import Cluster, ModelSpec, TrainingJob
 from planner.spec.plan import CheckpointAdvice
@@ -70,7 +70,7 @@ def size_of(model: ModelSpec, job: TrainingJob) -> float:
     for unit in UNITS:
         for weight in unit_weights(model, lora)[unit]:
             if lora is None or weight.adapter:
-                tensor = Tensor(weight.shape, weight.elements, hidden=unit in LAYERS)
+                tensor = TrainedTensor(weight.shape, weight.elements, hidden=unit in LAYERS)
                 states += repeats(model, unit) * float(state_bytes(job.optimizer, tensor, ELEMENT_BYTES))
     return float(checkpoint_bytes(trained, states))
 
@@ -86,8 +86,13 @@ def advice(model: ModelSpec, job: TrainingJob, cluster: Cluster) -> CheckpointAd
 
 
 def advice_text(found: CheckpointAdvice | None) -> str:
-    """Size, time and best interval of checkpoints, each n/a where it is not known."""
+    """Size, time and best interval of checkpoints, or the options that would tell them."""
     if found is None:
-        return "checkpoint n/a"
-    interval = format_duration(found.interval_s) + " of training" * (found.interval_s is not None)
-    return f"checkpoint {format_bytes(found.bytes)}, written in {format_seconds(found.seconds)}, best after {interval}"
+        return "the size of a checkpoint is not known"
+    size = f"a checkpoint takes {format_bytes(found.bytes)}"
+    if found.seconds is None:
+        return f"{size} (--storage-gb-per-s gives the time)"
+    written = f"{size} and {format_seconds(found.seconds)} to write"
+    if found.interval_s is None:
+        return f"{written} (--failures-per-gpu-hour gives the best interval)"
+    return f"{written}; the best interval is {format_duration(found.interval_s)} of training"

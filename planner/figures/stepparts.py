@@ -41,7 +41,7 @@ class PhaseWaits(msgspec.Struct, frozen=True):
     waited_s: Number
 
 
-class Moved(msgspec.Struct, frozen=True):
+class TransferWait(msgspec.Struct, frozen=True):
     """Transfers of one phase over the host's link: their seconds, and those that no compute hides."""
 
     transfer: Transfer
@@ -53,7 +53,7 @@ class Waits(msgspec.Struct, frozen=True):
     """What a step waits for beside its passes, by phase, and over the host's link: `moved_s` altogether."""
 
     phases: dict[str, PhaseWaits]
-    moved: list[Moved]
+    moved: list[TransferWait]
     moved_s: Number
 
 

@@ -17,19 +17,16 @@ from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.engines.common import implementation, updated
 from planner.figures.comm import Traffic, traffic
-from planner.figures.conditions import NONE, Conditions, bucket_seconds, slowed
 from planner.figures.host import offload_traffic, steps_on_host, transfer_seconds, update_seconds
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import (
     SPLITS,
     WITHIN,
-    Device,
+    DeviceSpeed,
     Passes,
-    calling_of,
     coefficients,
     device_of,
     distinct_layouts,
-    exchanges_beside,
     least_working_seconds,
     loads_by_unit,
     matmul_seconds,
@@ -40,11 +37,11 @@ from planner.figures.passes import (
     starting_seconds,
     waited_of,
 )
-from planner.figures.pipelinetime import pipeline_seconds
-from planner.figures.stepparts import PHASES, Moved, PhaseWaits, StepParts, Wait, Waits
+from planner.figures.pipelinetime import Played, pipeline_seconds
+from planner.figures.stepparts import PHASES, PhaseWaits, StepParts, TransferWait, Wait, Waits
 from planner.figures.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Work, unit_work
 from planner.inventory.optimizers import matrix_flops, moved_bytes
-from planner.parallelism.case import LAYERS, UNITS, Case
+from planner.parallelism.case import UNITS, Case
 from planner.spec import Layout
 from planner.spec.calibration import Calibration, Coefficients
 
@@ -130,7 +127,7 @@ def _optimizer_bytes(case: Case) -> Number:
     return update_bytes(mine, element, moved_bytes(case.job.optimizer, element, implementation(case)), clip)
 
 
-def optimizer_seconds(case: Case, device: Device) -> Number:
+def optimizer_seconds(case: Case, device: DeviceSpeed) -> Number:
     """The update's memory traffic, its 16-bit matrix products if it has any (Muon), and a CPU's tensor by tensor."""
     known = device.known
     took_s = memory_seconds(_optimizer_bytes(case), device.bytes_per_s, known.memory_share)
@@ -178,57 +175,60 @@ def step_time(
     case: Case,
     calibration: Calibration,
     calls: list[tuple[Traffic, Number]] | None = None,
-    conditions: Conditions = NONE,
 ) -> StepTime:
     """The whole estimate for one layout, or for columns of them; `calls` spares asking for `step_traffic` again.
 
-    Collectives beside the pipeline, and the optimizer's step, are those of the first stage. `conditions` are known of
-    some published runs.
+    Collectives beside the pipeline, and the optimizer's step, are those of the first stage.
     """
-    return step_parts(case, calibration, calls, conditions)[0]
+    return step_parts(case, calibration, calls)[0]
 
 
 def step_parts(
     case: Case,
     calibration: Calibration,
     calls: list[tuple[Traffic, Number]] | None = None,
-    conditions: Conditions = NONE,
 ) -> tuple[StepTime, StepParts | None]:
     """`step_time` with what it adds up, which is None where seconds are."""
-    known, layout = slowed(coefficients(case, calibration), conditions), case.layout
-    accum = layout.grad_accum
-    work = unit_work(case)
-    first = case.at(next(case.stages()))
-    calls = step_traffic(first) if calls is None else calls
-    seconds = [
-        collective_seconds(call, case.cluster.levels, known) + bucket_seconds(call, conditions) for call, _ in calls
-    ]
-    comm_s: Number = sum(seconds) + 0.0
-    model_flops, hardware_flops = _flops(case, work)
-    device = device_of(case, work, known, conditions)
-    unknown = StepTime(None, None, None, None, comm_s, None, 0.0, None, model_flops, hardware_flops)
+    known, work = coefficients(case, calibration), unit_work(case)
+    calls = step_traffic(case.at(next(case.stages()))) if calls is None else calls
+    seconds = [collective_seconds(call, case.cluster.levels, known) for call, _ in calls]
+    device = device_of(case, work, known)
     if device is None or case.loops_experts:
-        return unknown, None
-    compute, both = {}, {}
-    calling = calling_of(case, conditions)
-    graphed = LAYERS if conditions.layers_graphed else ()
-    loads = loads_by_unit(case, work, device, graphed)
-    waiting = waited_of(case, known, device)
-    if conditions.exchanges_beside:
-        busy = {unit: Passes(*(load.busy_s for load in one)) for unit, one in loads.items()}
-        waiting = exchanges_beside(case, known, waiting, busy)
-    for unit, one in loads.items():
-        compute[unit] = passes_of(one, device)
-        both[unit] = passes_of(one, device, waiting[unit], None if calling is None else calling[unit])
+        return _unknown(case, work, seconds), None
+    loads, waiting = loads_by_unit(case, work, device), waited_of(case, known, device)
+    compute = {unit: passes_of(one, device) for unit, one in loads.items()}
+    both = {unit: passes_of(one, device, waiting[unit]) for unit, one in loads.items()}
+    return added_up(case, known, device, work, (calls, seconds), compute, both, pipeline_seconds(case, both, known))
+
+
+def _unknown(case: Case, work: dict[str, Work], seconds: Sequence[Number]) -> StepTime:
+    """All that is known of a step's time where the device's rates, or the host's link, are not."""
+    return StepTime(None, None, None, None, sum(seconds) + 0.0, None, 0.0, None, *_flops(case, work))
+
+
+def added_up(
+    case: Case,
+    known: Coefficients,
+    device: DeviceSpeed,
+    work: dict[str, Work],
+    timed: tuple[list[tuple[Traffic, Number]], Sequence[Number]],
+    compute: dict[str, Passes],
+    both: dict[str, Passes],
+    played: Played,
+) -> tuple[StepTime, StepParts | None]:
+    """A step's parts added up: the `timed` calls beside passes with their seconds, what one occurrence of each unit
+    takes without and with the collectives inside passes, and the pipeline that was `played`."""
+    (calls, seconds), accum = timed, case.layout.grad_accum
+    first = case.at(next(case.stages()))
     own = on_stage(first, both)
     beside = on_stage(first, compute)
     passes_s = accum * (own.forward_s + own.backward_s)
-    pipeline_s, slowest, chunks = pipeline_seconds(case, both, known, conditions)
+    pipeline_s, slowest, chunks = played
     exposed_s = passes_s - accum * (beside.forward_s + beside.backward_s)
     waits = waits_of(first, own, calls, seconds, known)
     updated_on_host_s = None if waits is None else update_seconds(first)
     if waits is None or updated_on_host_s is None:
-        return unknown, None
+        return _unknown(case, work, seconds), None
     for phase in PHASES:
         exposed_s = exposed_s + waits.phases[phase].waited_s
     exposed_s = exposed_s + waits.moved_s
@@ -236,12 +236,13 @@ def step_parts(
     bubble_s = pipeline_s - passes_s
     compute_s = accum * (beside.forward_s + beside.backward_s)
     step_s = compute_s + exposed_s + bubble_s + optimizer_s
+    model_flops, hardware_flops = _flops(case, work)
     time = StepTime(
         step_s=step_s,
         low_s=step_s * known.bands.time_low,
         high_s=step_s * known.bands.time_high,
         compute_s=compute_s,
-        comm_s=comm_s,
+        comm_s=sum(seconds) + 0.0,
         exposed_comm_s=exposed_s,
         bubble_s=bubble_s,
         optimizer_s=optimizer_s,
@@ -262,14 +263,14 @@ def waits_of(
     windows = {"forward": accum * own.forward_s, "backward": accum * own.backward_s}
     outside = [(call, call_s) for call, call_s in zip(calls, seconds, strict=True) if not _in_passes(call[0])]
     phases = {phase: _waited(phase, outside, windows.get(phase), accum, known.overlap.hidden_share) for phase in PHASES}
-    moved: list[Moved] = []
+    moved: list[TransferWait] = []
     moved_s: Number = 0.0
     for one in offload_traffic(case):
         crossing_s = transfer_seconds(case, one)
         if crossing_s is None:
             return None
         beside = windows.get(one.phase, 0.0) if one.overlappable else 0.0
-        moved.append(Moved(one, crossing_s, maximum(crossing_s - beside, 0.0)))
+        moved.append(TransferWait(one, crossing_s, maximum(crossing_s - beside, 0.0)))
         moved_s = moved_s + moved[-1].waited_s
     return Waits(phases, moved, moved_s)
 
@@ -293,7 +294,7 @@ def least_step_seconds(case: Case, calibration: Calibration, known: KnownPasses 
     if passes is None:
         return None
     both = {unit: Passes(*map(of_split, one)) for unit, one in passes.items()}
-    return of_staged(pipeline_seconds(staged, both, coefficients(case, calibration), NONE, least=True)[0])
+    return of_staged(pipeline_seconds(staged, both, coefficients(case, calibration), least=True)[0])
 
 
 def _least_passes(case: Case, calibration: Calibration) -> dict[str, Passes] | None:
@@ -314,18 +315,21 @@ def of_same_passes(layout: Layout) -> Layout:
     )
 
 
-def whole_pass_seconds(case: Case, calibration: Calibration) -> float:
-    """A bound below the compute of one sequence's forward and backward through the whole model on devices that share
-    it: work that larger micro-batches or other splits spare is left out. 0 where the device's rates are unknown."""
+LeastLoads = dict[str, tuple[float, ...]]
+"""Seconds of one occurrence of each unit's forward, backward and what runs again, or less."""
+
+
+def least_loads(case: Case, calibration: Calibration) -> LeastLoads:
+    """Bounds below the compute of one sequence's passes through a unit on devices that share it: work that larger
+    micro-batches or other splits spare is left out. Empty where the device's rates are unknown."""
     work = unit_work(case)
     device = device_of(case, work, coefficients(case, calibration))
     if device is None:
-        return 0.0
-    times, seconds = case.whole_repeats, 0.0
-    for unit, one in work.items():
-        for load in (one.forward, one.backward, one.again):
-            seconds += times[unit] * float(least_working_seconds(load, device))
-    return seconds
+        return {}
+    return {
+        unit: tuple(float(least_working_seconds(load, device)) for load in (one.forward, one.backward, one.again))
+        for unit, one in work.items()
+    }
 
 
 def _in_passes(call: Traffic) -> bool:

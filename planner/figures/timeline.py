@@ -13,12 +13,12 @@ import msgspec
 
 from planner.engines.common import parallel_calls
 from planner.figures.comm import traffic
-from planner.figures.hiding import Beside, Piece, pieces_of, place_hidden
+from planner.figures.hiding import OverlapWindow, Piece, pieces_of, place_hidden
 from planner.figures.host import steps_on_host, update_seconds
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import (
     WITHIN,
-    Device,
+    DeviceSpeed,
     Passes,
     coefficients,
     device_of,
@@ -114,7 +114,7 @@ class _Detail(msgspec.Struct, frozen=True):
     and all that their groups send meanwhile."""
 
     case: Case
-    device: Device
+    device: DeviceSpeed
     units: dict[str, Passes]
     busy: dict[str, Passes]
     again: dict[str, Passes]
@@ -292,7 +292,7 @@ def _beside(passes: Iterable[Pass], pieces: Sequence[Piece], shift_s: float) -> 
         for copies in (False, True):
             hiding = [piece for piece in pieces if piece.phase == phase and piece.copies == copies]
             windows = [
-                Beside(one.micro_batch, one.start_s + shift_s, one.end_s + shift_s)
+                OverlapWindow(one.micro_batch, one.start_s + shift_s, one.end_s + shift_s)
                 for one in passes
                 if one.kind in kinds
             ]

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from planner.basics.arith import Number, ceil_div, is_column, where
 from planner.figures.kernels.products import Product
-from planner.figures.kernels.step import Asked, Attention, Grouped
+from planner.figures.kernels.step import Attention, Grouped, KernelCall
 from planner.inventory import Weight
-from planner.inventory.joint import is_joined
+from planner.inventory.packaged import is_part
 from planner.parallelism import context
 from planner.parallelism.case import Case
 
@@ -50,12 +50,12 @@ def _converted(case: Case, weight: Weight) -> tuple[Number, Number]:
 
 def product_kernels(
     weight: Weight, rows: Number, number_format: str, converted: Number = 1.0, converted_back: Number = 1.0
-) -> tuple[list[Asked], list[Asked]]:
+) -> tuple[list[KernelCall], list[KernelCall]]:
     """Products of `rows` of inputs with one weight: forward; gradients of inputs, and of the weight where it is
     trained. Experts' are grouped, of equal parts of the rows. Shares as `conversions` gives them."""
     out, into = weight.features
-    forward: Asked
-    inputs: Asked
+    forward: KernelCall
+    inputs: KernelCall
     if weight.expert:
         count = weight.shape[0]
         forward = Grouped(count, rows / count, out, into, 1.0, number_format)
@@ -69,7 +69,7 @@ def product_kernels(
 def products_started(case: Case, weight: Weight) -> Number:
     """Operations that a forward starts for one weight: a product, and in 8 or 4 bits the conversion of its rows; none
     of its own where it is part of another's; where an engine starts each expert's alone, so many of both."""
-    if is_joined(case.parts, weight):
+    if is_part(case.parts, weight):
         return 0
     each = 2 if case.job.narrows else 1
     return weight.shape[0] * each if weight.expert and case.layout.facts.starts_each_expert else each
@@ -79,8 +79,8 @@ class Attended(NamedTuple):
     """Attention of one layer: its kernels, forward and backward, and the bytes that go through memory beside them:
     scores, or what blocks of a ring add up to."""
 
-    forward: tuple[Asked, ...]
-    backward: tuple[Asked, ...]
+    forward: tuple[KernelCall, ...]
+    backward: tuple[KernelCall, ...]
     forward_bytes: Number = 0.0
     backward_bytes: Number = 0.0
 
@@ -116,7 +116,7 @@ def _ring_bytes(case: Case, split: Number) -> tuple[Number, Number]:
     return where(layout.cp > 1, forward, 0.0), where(layout.cp > 1, backward, 0.0)
 
 
-def again_kernels(kernels: Iterable[Asked], products: Number, attention: Number) -> tuple[Asked, ...]:
+def again_kernels(kernels: Iterable[KernelCall], products: Number, attention: Number) -> tuple[KernelCall, ...]:
     """The parts of a forward's kernels that run once more."""
     shares = ((one, attention if isinstance(one, Attention) else products) for one in kernels)
     return tuple(one._replace(times=one.times * share) for one, share in shares if is_column(share) or share)

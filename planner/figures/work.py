@@ -16,7 +16,7 @@ from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.figures.accumulation import added_up_bytes
 from planner.figures.beside import adapters_beside, unpacking
-from planner.figures.kernels.step import Asked
+from planner.figures.kernels.step import KernelCall
 from planner.figures.routing import bias_operations, gated_again_bytes, routed_bytes
 from planner.figures.unitkernels import (
     again_kernels,
@@ -73,7 +73,7 @@ class Load(msgspec.Struct, frozen=True):
     moved_bytes: Number = 0.0
     fixed_bytes: Number = 0.0
     operations: Number = 0.0
-    kernels: tuple[Asked, ...] = ()
+    kernels: tuple[KernelCall, ...] = ()
     attention_bytes: Number = 0.0
 
     @property
@@ -158,7 +158,7 @@ def loss_bytes(vocab: Number, tokens: Number, element_bytes: Number, other_bytes
 def product_operands(rows: Number, features: Number, weight_elements: Number) -> Number:
     """Elements that products read and write: `rows` of inputs and outputs of `features` together, and the weights.
 
-    Products of all experts that a rank has count as one of so many rows for each expert.
+    Products of all experts that a rank has count as one of a number of rows for each expert.
     """
     return rows * features + weight_elements
 
@@ -220,15 +220,15 @@ class _Products(msgspec.Struct, frozen=True):
     trained_operands: Number
     frozen_operands: Number
     modules: Number
-    kernels: tuple[Asked, ...]
-    gradients: tuple[Asked, ...]
+    kernels: tuple[KernelCall, ...]
+    gradients: tuple[KernelCall, ...]
 
 
 def _products(case: Case, unit: str) -> _Products:
     elements: dict[bool, Number] = {True: 0.0, False: 0.0}
     operands: dict[bool, Number] = {True: 0.0, False: 0.0}
-    kernels: list[Asked] = []
-    gradients: list[Asked] = []
+    kernels: list[KernelCall] = []
+    gradients: list[KernelCall] = []
     modules: Number = 0
     tokens = case.tokens
     number_format = case.job.product_rate if unit in LAYERS or not case.job.narrows else "bf16"

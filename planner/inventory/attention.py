@@ -8,11 +8,10 @@ from __future__ import annotations
 from functools import partial
 
 from planner.inventory import fused, ops, rotary
-from planner.inventory.compute import Run
+from planner.inventory.compute import ModelPass
 from planner.inventory.devices import is_math
-from planner.inventory.joint import joint_projection
-from planner.inventory.llama_adapter import prompted
 from planner.inventory.names import names_of
+from planner.inventory.packaged import projection_of
 from planner.inventory.scores import is_written_out, masks_of, math_attention, written_out_attention
 from planner.inventory.tape import Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight, matrix, with_bias
@@ -56,7 +55,7 @@ def attention_weights(model: ModelSpec, unit: str = "layer") -> dict[str, Weight
     return found
 
 
-def walk_attention(run: Run, x: Tensor, weights: dict[str, Weight]) -> Tensor:
+def walk_attention(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> Tensor:
     """The attention module's forward."""
     tape, model, compute, table = run
     q, k, v = _queries_keys_values(run, x, weights)
@@ -89,15 +88,15 @@ def walk_attention(run: Run, x: Tensor, weights: dict[str, Weight]) -> Tensor:
         attended = fused.recomputed(tape, (q, k, v), partial(_core, run), masks_of(run))
     else:
         attended = _core(run, (q, k, v))
-    if compute.lora is not None and compute.lora.kind != "lora":
-        attended = prompted(tape, q, attended, model)
+    if (adapters := compute.adapters) is not None:
+        attended = adapters.attended(tape, q, attended, model)
     tape.drop(q, k, v)
     bias, in_place = weights.get("output.bias"), compute.in_place(weights, "output")
     output = compute.linear(tape, attended, weights["output"], bias=bias, result=True, in_place=in_place)
     return tape.replaced(attended, output)
 
 
-def _core(run: Run, inputs: tuple[Tensor, ...]) -> Tensor:
+def _core(run: ModelPass, inputs: tuple[Tensor, ...]) -> Tensor:
     """What Transformers' attention functions compute of queries, keys and values, with the kernels PyTorch picks.
 
     Under autocast the fp32 tables of positions, or a norm's fp32 weight, have made queries and keys fp32; autocast
@@ -116,7 +115,7 @@ def _core(run: Run, inputs: tuple[Tensor, ...]) -> Tensor:
     return attended
 
 
-def _attended(run: Run, inputs: tuple[Tensor, ...]) -> Tensor:
+def _attended(run: ModelPass, inputs: tuple[Tensor, ...]) -> Tensor:
     (tape, model, compute, table), (q, k, v) = run, inputs
     heads, shared_mask = compute.heads(model.heads), table[-1] if compute.masked else None
     if compute.deals_heads:
@@ -144,10 +143,10 @@ def _attended(run: Run, inputs: tuple[Tensor, ...]) -> Tensor:
     return ops.laid_out(tape, attended) if _joins(run) else attended
 
 
-def _queries_keys_values(run: Run, x: Tensor, weights: dict[str, Weight]) -> tuple[Tensor, Tensor, Tensor]:
+def _queries_keys_values(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> tuple[Tensor, Tensor, Tensor]:
     tape, model, compute, _ = run
-    if compute.kernels.projections == "joint":
-        return joint_projection(run, x, weights)
+    if projection := projection_of(compute.kernels):
+        return projection.walk(run, x, weights)
     if "qkv" not in weights:
         at_once = compute.in_place(weights, *"qkv")
         flat = [
@@ -178,7 +177,7 @@ def _queries_keys_values(run: Run, x: Tensor, weights: dict[str, Weight]) -> tup
     return q, k, v
 
 
-def _rotated(run: Run, x: Tensor) -> Tensor:
+def _rotated(run: ModelPass, x: Tensor) -> Tensor:
     """Rotary positions on all of a head or on a part of it; lets go of x."""
     tape, model, compute, table = run
     ratio = compute.rotary_ratio(model)
@@ -199,6 +198,6 @@ PARTIAL = ("phi", "phi3", "gpt_neox")
 """Families whose code turns a slice of each head and joins it with the rest, be the rest empty."""
 
 
-def _joins(run: Run) -> bool:
+def _joins(run: ModelPass) -> bool:
     """Whether what is turned of a head is joined with the rest, by the family's code or by the kernels'."""
     return run.compute.kernels.rotary == "joined" or run.model.family in PARTIAL

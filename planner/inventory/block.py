@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from planner.inventory import fused, ops
 from planner.inventory.attention import attention_weights, walk_attention
-from planner.inventory.compute import Compute, Run
+from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.mla import mla_weights, walk_mla
 from planner.inventory.mlp import mlp_weights, walk_mlp
 from planner.inventory.moe import moe_weights, walk_moe
@@ -18,18 +18,18 @@ from planner.inventory.tape import Tape, Tensor
 from planner.inventory.tensors import Weight
 from planner.spec import ModelSpec
 
-Parts = dict[str, dict[str, Weight]]
+LayerWeights = dict[str, dict[str, Weight]]
 """Weights of one layer by part and role."""
 
 
 @lru_cache(maxsize=512)
-def layer_parts(model: ModelSpec, kind: str) -> Parts:
+def layer_parts(model: ModelSpec, kind: str) -> LayerWeights:
     """Weights of one layer by part and role, in the order the model code registers them.
 
     Parts: "attention", "mlp", and each norm by its place in `Names.norms`: "norm0" to "norm3".
     """
     names = names_of(model.family, model.layer_norms)
-    parts: Parts = {}
+    parts: LayerWeights = {}
     for module in names.layer:
         if module == names.attention_module:
             attention = mla_weights(model, model.mla, kind) if model.mla else attention_weights(model, kind)
@@ -74,7 +74,7 @@ def execution_order(model: ModelSpec, kind: str = "layer") -> dict[str, tuple[in
     return {name: (place, reads) for place, (name, reads) in enumerate(ordered)}
 
 
-def walk_layer(run: Run, x: Tensor, kind: str) -> Tensor:
+def walk_layer(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     """The layer's forward from its input (held by the caller) to its output."""
     tape, model, compute, _ = run
     parts = layer_parts(model, kind)
@@ -97,7 +97,7 @@ def walk_layer(run: Run, x: Tensor, kind: str) -> Tensor:
     return output
 
 
-def _second_branch(run: Run, x: Tensor, parts: Parts) -> Tensor:
+def _second_branch(run: ModelPass, x: Tensor, parts: LayerWeights) -> Tensor:
     """The norm before the MLP, and the MLP."""
     tape, _, compute, _ = run
     normal = _normed(run, x, parts["norm1"], apart="router" in parts["mlp"])
@@ -108,7 +108,7 @@ def _second_branch(run: Run, x: Tensor, parts: Parts) -> Tensor:
     return tape.replaced(normal, _mlp(run, normal, parts))
 
 
-def _normed(run: Run, x: Tensor, weights: dict[str, Weight], *, apart: bool) -> Tensor:
+def _normed(run: ModelPass, x: Tensor, weights: dict[str, Weight], *, apart: bool) -> Tensor:
     """A norm over the hidden size; under Megatron-Core's `layernorm` one that is a module `apart` has its result made
     again of its input, which it keeps in any case."""
     tape, model, compute, _ = run
@@ -125,13 +125,13 @@ def walk_norm(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, weights
     return compute.norm(tape, x, weights[""], scales_in_fp32=model.family in ("gemma2", "gemma3_text", "gpt_oss"))
 
 
-def _after(run: Run, x: Tensor, weights: dict[str, Weight] | None) -> Tensor:
+def _after(run: ModelPass, x: Tensor, weights: dict[str, Weight] | None) -> Tensor:
     """The norm after a branch, of those that have one; lets go of x."""
     tape, model, compute, _ = run
     return x if weights is None else tape.replaced(x, walk_norm(tape, x, model, compute, weights))
 
 
-def _attention(run: Run, x: Tensor, parts: Parts) -> Tensor:
+def _attention(run: ModelPass, x: Tensor, parts: LayerWeights) -> Tensor:
     tape, model, compute, _ = run
     if model.mla:
         output = walk_mla(run, x, model.mla, parts["attention"])
@@ -140,7 +140,7 @@ def _attention(run: Run, x: Tensor, parts: Parts) -> Tensor:
     return compute.dropout(tape, compute.reduce(tape, output), _branch_dropout(model))
 
 
-def _mlp(run: Run, x: Tensor, parts: Parts) -> Tensor:
+def _mlp(run: ModelPass, x: Tensor, parts: LayerWeights) -> Tensor:
     tape, model, compute, _ = run
     if model.moe and "router" in parts["mlp"]:
         output = walk_moe(run, x, model.moe, parts["mlp"])
@@ -151,7 +151,7 @@ def _mlp(run: Run, x: Tensor, parts: Parts) -> Tensor:
     return compute.dropout(tape, output, _branch_dropout(model))
 
 
-def _deals(compute: Compute, parts: Parts) -> bool:
+def _deals(compute: Compute, parts: LayerWeights) -> bool:
     """Whether the layer's experts are whole ones elsewhere, to which each tensor rank sends its own tokens."""
     return "router" in parts["mlp"] and compute.routed_share < 1
 
@@ -161,7 +161,7 @@ def _branch_dropout(model: ModelSpec) -> float:
     return 0.0 if model.family == "falcon" else model.dropout
 
 
-def _parallel(run: Run, x: Tensor, parts: Parts) -> Tensor:
+def _parallel(run: ModelPass, x: Tensor, parts: LayerWeights) -> Tensor:
     """Attention and MLP from one input: GPT-NeoX and Falcon 40B with a norm each, phi and Falcon 7B with one."""
     tape, model, compute, _ = run
     normal = compute.gather(tape, walk_norm(tape, x, model, compute, parts["norm0"]))
@@ -179,6 +179,6 @@ def _parallel(run: Run, x: Tensor, parts: Parts) -> Tensor:
     return tape.replaced(both, ops.add(tape, both, x))
 
 
-def _second_norm(run: Run, x: Tensor, parts: Parts) -> Tensor:
+def _second_norm(run: ModelPass, x: Tensor, parts: LayerWeights) -> Tensor:
     tape, model, compute, _ = run
     return compute.gather(tape, walk_norm(tape, x, model, compute, parts["norm1"]))

@@ -14,16 +14,16 @@ from planner.basics.errors import PlannerError
 from planner.inventory import fused, ops
 from planner.inventory.devices import mask_bytes
 from planner.inventory.forms import NF4, is_layer_linear
-from planner.inventory.llama_adapter import is_norm, shifted_and_scaled
 from planner.inventory.lora import added_in_place, with_adapter
 from planner.inventory.narrow import RECIPES, Narrow, copies, input_bytes
+from planner.inventory.packaged import PROJECTIONS, Adapters, adapters_of
 from planner.inventory.tape import LOGITS, TEMPORARIES, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.spec import Kernels, Lora, ModelSpec
 
 KERNELS = {
     "norm": ("eager-fp32", "fused", "native"),
-    "projections": ("own", "joint"),
+    "projections": ("own",),
     "rotary": ("eager", "joined", "fused"),
     "attention": ("flash", "unfused"),
     "mlp": ("eager", "fused", "fused-recomputed"),
@@ -204,7 +204,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
             weight = msgspec.structs.replace(weight, form=self.layer_form)
         if self.lora is None or weight.adapter or weight.name.removesuffix(".bias") in self.lora.modules_to_save:
             return weight
-        if self.scales_results and is_norm(weight):
+        if self.adapters is not None and self.adapters.trains(weight):
             return weight
         return msgspec.structs.replace(weight, trainable=False)
 
@@ -214,9 +214,9 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         return self.lora if low_rank and self.lora and weight.name.rpartition(".")[2] in self.lora.targets else None
 
     @property
-    def scales_results(self) -> bool:
-        """Whether linear modules have a trained bias and scale."""
-        return self.lora is not None and self.lora.kind == "llama-adapter-v2"
+    def adapters(self) -> Adapters | None:
+        """Those that are not LoRA's."""
+        return adapters_of(self.lora)
 
     @property
     def adapter_product_bytes(self) -> float:
@@ -302,7 +302,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
             unpacks=unpacks,
             into_input=into_input,
         )
-        return shifted_and_scaled(tape, output, weight.features[0]) if self.scales_results else output
+        return output if self.adapters is None else self.adapters.output(tape, output, weight)
 
     def norm(
         self, tape: Tape, x: Tensor, weight: Weight, *, rows: int | None = None, scales_in_fp32: bool = False
@@ -338,7 +338,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         return tape.replaced(x, ops.dropout(tape, x, self.probability(of_family), share))
 
 
-class Run(NamedTuple):
+class ModelPass(NamedTuple):
     """One pass through the model's code: what it is recorded on, which model, how it computes, and what all layers
     share of the positions (ends.rotary_tables)."""
 
@@ -356,7 +356,7 @@ def local_part(weight: Weight, kernels: Kernels, tp: Number, ep: Number) -> Weig
 
 def check_kernels(name: str, parts: Kernels) -> None:
     """Refuse a kernels preset that asks for code the inventory does not know."""
-    for part, known in KERNELS.items():
+    for part, known in (KERNELS | {"projections": (*KERNELS["projections"], *PROJECTIONS)}).items():
         if getattr(parts, part) not in known:
             raise PlannerError(
                 f"kernels {name}: {part}",

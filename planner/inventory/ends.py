@@ -165,7 +165,7 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
             share=losses.CHUNK / max(losses.CHUNK, compute.seq_len) if in_fp32 else 1 / losses.PIECES,
             fp32_results=in_fp32,
             keeps_packed_input=compute.kernels.packed_input == "kept",
-            scales_logits=compute.scales_results,
+            scales_logits=compute.adapters is not None and compute.adapters.scales_logits,
         )
         tape.drop(normal)
         return loss

@@ -6,7 +6,7 @@ Not here: ordinary attention (attention.py).
 from __future__ import annotations
 
 from planner.inventory import ops, rotary
-from planner.inventory.compute import Run
+from planner.inventory.compute import ModelPass
 from planner.inventory.tape import Storage, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import Mla, ModelSpec
@@ -43,7 +43,7 @@ def mla_weights(model: ModelSpec, mla: Mla, unit: str = "layer") -> dict[str, We
     return found
 
 
-def walk_mla(run: Run, x: Tensor, mla: Mla, weights: dict[str, Weight]) -> Tensor:
+def walk_mla(run: ModelPass, x: Tensor, mla: Mla, weights: dict[str, Weight]) -> Tensor:
     """Latent attention's forward: queries and keys are put together from a part without positions and one with."""
     tape, model, compute, table = run
     if "q" in weights:
@@ -81,7 +81,7 @@ def walk_mla(run: Run, x: Tensor, mla: Mla, weights: dict[str, Weight]) -> Tenso
     return tape.replaced(attended, compute.linear(tape, attended, weights["output"], result=True))
 
 
-def _expanded(run: Run, latent: Tensor, turned: Tensor, mla: Mla, weight: Weight) -> tuple[Tensor, Tensor]:
+def _expanded(run: ModelPass, latent: Tensor, turned: Tensor, mla: Mla, weight: Weight) -> tuple[Tensor, Tensor]:
     """Keys and values of every head from the latent; values stay a view, so the product is kept whole."""
     tape, model, compute, _ = run
     flat = compute.linear(tape, latent, weight)
@@ -105,7 +105,7 @@ def _expanded(run: Run, latent: Tensor, turned: Tensor, mla: Mla, weight: Weight
     return keys, v
 
 
-def _rotated(run: Run, x: Tensor) -> Tensor:
+def _rotated(run: ModelPass, x: Tensor) -> Tensor:
     """DeepSeek-V3: even and odd elements times the half tables, then joined; V2: complex numbers in fp32. Both keep
     only the tables."""
     tape, model, _, table = run

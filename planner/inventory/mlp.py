@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planner.inventory import fused, ops
 from planner.inventory.activations import activation
-from planner.inventory.compute import Run
+from planner.inventory.compute import ModelPass
 from planner.inventory.names import names_of
 from planner.inventory.tape import Tensor
 from planner.inventory.tensors import Weight, matrix, with_bias
@@ -35,7 +35,7 @@ def mlp_weights(model: ModelSpec, unit: str = "layer", *, ffn: int = 0, module: 
     return found | linear("down", last, model.hidden, ffn)
 
 
-def walk_mlp(run: Run, x: Tensor, weights: dict[str, Weight]) -> Tensor:
+def walk_mlp(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> Tensor:
     """The MLP's forward; `weights` by role, without any prefix."""
     tape, model, compute, _ = run
     kernel = compute.kernels.mlp
@@ -66,7 +66,7 @@ def walk_mlp(run: Run, x: Tensor, weights: dict[str, Weight]) -> Tensor:
     return tape.replaced(product, linear("down", product))
 
 
-def gated_halves(run: Run, both: Tensor, *, kept: bool = True) -> Tensor:
+def gated_halves(run: ModelPass, both: Tensor, *, kept: bool = True) -> Tensor:
     """The gated product of one tensor's halves, gate and up; takes over the variable. Fused, it may be made again in
     backward (`kept`)."""
     tape, model, compute, _ = run

@@ -6,7 +6,7 @@ Not here: the dense MLP, which the shared experts are too (mlp.py).
 from __future__ import annotations
 
 from planner.inventory import ops
-from planner.inventory.compute import Compute, Run
+from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.exchange import cleared, exchanged_experts, weighed_rows
 from planner.inventory.fused import recomputed
 from planner.inventory.mlp import gated_halves, mlp_weights, walk_mlp
@@ -51,7 +51,7 @@ def is_router(weight: Weight, model: ModelSpec) -> bool:
     )
 
 
-def walk_moe(run: Run, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> Tensor:
+def walk_moe(run: ModelPass, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> Tensor:
     """Router, experts over the tokens sorted by expert (Transformers' `grouped_mm`), shared experts beside them.
 
     x has the tokens that this rank sends to experts (Compute.routed_share); shared experts are split as any MLP.
@@ -77,7 +77,7 @@ def walk_moe(run: Run, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> Tenso
     return total
 
 
-def _routed(run: Run, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> tuple[Tensor, Tensor]:
+def _routed(run: ModelPass, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> tuple[Tensor, Tensor]:
     """The weights of the chosen experts and their indices (int64): the scores of all experts are kept in fp32."""
     tape, model, compute, _ = run
     deepseek = model.family.startswith("deepseek") and compute.kernels.experts == "own"
@@ -109,7 +109,7 @@ def _routed(run: Run, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> tuple[
     return tape.replaced(best, ops.scaled(tape, best)) if deepseek else best, index
 
 
-def _experts(run: Run, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, Weight]) -> Tensor:
+def _experts(run: ModelPass, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, Weight]) -> Tensor:
     """Every chosen pair of token and expert is a row: dispatched copy, two grouped products, weighted sum."""
     tape, _, compute, _ = run
     rows = moe.top_k * compute.routed_share
@@ -153,7 +153,7 @@ def _experts(run: Run, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, W
     return result
 
 
-def _elsewhere(run: Run, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, Weight]) -> Tensor:
+def _elsewhere(run: ModelPass, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, Weight]) -> Tensor:
     """Experts of other ranks under Transformers' own expert parallelism."""
     tape, _, compute, _ = run
 

@@ -18,7 +18,7 @@ from planner.basics.formula import formula
 from planner.basics.units import BYTES
 
 
-class Recipe(msgspec.Struct, frozen=True):
+class ScalingRecipe(msgspec.Struct, frozen=True):
     """One way to scale. `block` elements of a row of an input share a scale of `scale_bytes`, `weight_block` of a
     weight; 0: a tensor has one. `turned`: a product reads its operands by rows and by columns from two copies on every
     device, not only on those that multiply in one order. `result_once`: attention's result is kept as attention keeps
@@ -36,23 +36,23 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 RECIPES = {
-    "fp8": Recipe(
+    "fp8": ScalingRecipe(
         8, 0, 0, 4.0, False, True, 0,
         "recipe.Float8CurrentScaling: a scale a tensor, from the tensor itself (tensorwise)",
     ),
-    "fp8-delayed": Recipe(
+    "fp8-delayed": ScalingRecipe(
         8, 0, 0, 4.0, False, False, 1024,
         "recipe.DelayedScaling: a scale a tensor, from the largest values of the last 1,024 steps; linear.py refuses "
         "save_original_input with it",
     ),
-    "fp8-blockwise": Recipe(
+    "fp8-blockwise": ScalingRecipe(
         8, 128, 128 * 128, 4.0, True, True, 0, "recipe.Float8BlockScaling: 1 x 128 of an input, 128 x 128 of a weight"
     ),
-    "mxfp8": Recipe(
+    "mxfp8": ScalingRecipe(
         8, 32, 32, 1.0, True, True, 0,
         "recipe.MXFP8BlockScaling: an E8M0 scale for 32 elements; a copy by columns is no transpose of one by rows",
     ),
-    "nvfp4": Recipe(
+    "nvfp4": ScalingRecipe(
         4, 16, 16, 1.0, True, True, 0, "recipe.NVFP4BlockScaling: an E4M3 scale for 16 elements, and one a tensor"
     ),
 }  # fmt: skip
@@ -72,13 +72,13 @@ class Narrow(NamedTuple):
     both: float
 
 
-@formula(unit="bytes", source="TransformerEngine, pytorch/tensor: codes, and a scale for so many elements")
+@formula(unit="bytes", source="TransformerEngine, pytorch/tensor: codes, and a scale for each block of elements")
 def element_bytes(bits: Number, block: Number, scale_bytes: Number) -> Number:
     """One element of a narrow copy with its part of a scale."""
     return bits / 8 + where(block > 0, scale_bytes / maximum(block, 1), 0.0)
 
 
-def input_bytes(recipe: Recipe) -> float:
+def input_bytes(recipe: ScalingRecipe) -> float:
     """An element of one copy of an input."""
     return float(element_bytes(recipe.bits, recipe.block, recipe.scale_bytes))
 
@@ -89,19 +89,19 @@ def gathered_ratio(precision: str) -> float:
     return input_bytes(RECIPES[precision]) / BYTES["bf16"]
 
 
-def copies(recipe: Recipe, either_order: bool) -> int:
+def copies(recipe: ScalingRecipe, either_order: bool) -> int:
     """Copies of an operand for products that read it by rows and by columns: one where a device multiplies in either
     order (Blackwell: pytorch/utils.py, is_non_tn_fp8_gemm_supported) and a tensor has one scale."""
     return 1 if either_order and not recipe.turned else 2
 
 
-def weight_bytes(recipe: Recipe, either_order: bool) -> float:
+def weight_bytes(recipe: ScalingRecipe, either_order: bool) -> float:
     """An element of a weight in all its narrow copies, which stay (module/base.py, quantize_weight; with
     fp8_param_gather they are the weight)."""
     each = element_bytes(recipe.bits, recipe.weight_block, recipe.scale_bytes)
     return copies(recipe, either_order) * float(each)
 
 
-def history_bytes(recipe: Recipe) -> float:
+def history_bytes(recipe: ScalingRecipe) -> float:
     """What one linear module remembers of the largest values."""
     return float(recipe.history * MODULE_TENSORS * BYTES["fp32"])

@@ -16,7 +16,7 @@ import msgspec
 from planner.basics.arith import Number, ceil_div, in_shape_of, is_column, maximum, minimum, remainder, where
 from planner.basics.formula import formula
 from planner.basics.units import BYTES
-from planner.spec import Optimizer, Step
+from planner.spec import Optimizer, StepImplementation
 
 FP32 = float(BYTES["fp32"])
 BLOCK_8BIT = 256
@@ -42,7 +42,7 @@ STEPPED_BY_TORCH = ("adamw", "sgd")
 """Optimizers that torch steps fused, in lists or in a loop, as is asked; of the others each has one way."""
 
 
-class Tensor(msgspec.Struct, frozen=True):
+class TrainedTensor(msgspec.Struct, frozen=True):
     """One trained tensor as the optimizer sees it on a rank.
 
     `elements` is this rank's part of it (padding included), of `shards` equal parts; `hidden` marks a weight of a
@@ -71,13 +71,13 @@ class Tensor(msgspec.Struct, frozen=True):
         return self.hidden and self.matrix
 
 
-Units = list[tuple[list[Tensor], Number]]
+UpdateUnits = list[tuple[list[TrainedTensor], Number]]
 """The trained tensors of each unit in the order they are updated, and how often the unit occurs."""
 
 
-def flat(elements: Number) -> Tensor:
+def flat(elements: Number) -> TrainedTensor:
     """A partition of many weights laid end to end, as DeepSpeed hands it to the optimizer."""
-    return Tensor((1,), elements)
+    return TrainedTensor((1,), elements)
 
 
 # -- state ---------------------------------------------------------------------------------------------------------
@@ -129,11 +129,11 @@ def factored_bytes(rows: Number, columns: Number) -> Number:
     return FP32 * (rows + columns)
 
 
-def _sgd_state(tensor: Tensor, element_bytes: float, settings: Optimizer) -> Number:
+def _sgd_state(tensor: TrainedTensor, element_bytes: float, settings: Optimizer) -> Number:
     return one_moment_bytes(tensor.elements, element_bytes) if settings.momentum else in_shape_of(tensor.elements)
 
 
-def _adafactor_state(tensor: Tensor, element_bytes: float, settings: Optimizer) -> Number:
+def _adafactor_state(tensor: TrainedTensor, element_bytes: float, settings: Optimizer) -> Number:
     """No first moment (transformers' default, beta1=None). A vector is not factored."""
     if not tensor.matrix:
         return one_moment_bytes(tensor.elements, FP32)
@@ -141,7 +141,7 @@ def _adafactor_state(tensor: Tensor, element_bytes: float, settings: Optimizer) 
     return factored_bytes(stacked * tensor.shape[-2], stacked * tensor.shape[-1])
 
 
-def _muon_state(tensor: Tensor, element_bytes: float, settings: Optimizer) -> Number:
+def _muon_state(tensor: TrainedTensor, element_bytes: float, settings: Optimizer) -> Number:
     return (one_moment_bytes if tensor.muon else two_moment_bytes)(tensor.elements, element_bytes)
 
 
@@ -169,13 +169,13 @@ def _two_at_once(before: Number, current: Number) -> Number:
     return before + 2 * current
 
 
-def _lists(units: Units, element_bytes: float) -> Number:
+def _lists(units: UpdateUnits, element_bytes: float) -> Number:
     """One result for every tensor at once: torch.optim's list updates on GPUs, format by format, each of which holds
     its results until the next one's are made."""
     return sum(_by_format(units, element_bytes).values())
 
 
-def _by_format(units: Units, element_bytes: float) -> dict[float, Number]:
+def _by_format(units: UpdateUnits, element_bytes: float) -> dict[float, Number]:
     """Bytes of all tensors of each format: torch.optim groups its lists by it."""
     found: dict[float, Number] = {}
     for tensors, times in units:
@@ -185,7 +185,7 @@ def _by_format(units: Units, element_bytes: float) -> dict[float, Number]:
     return found
 
 
-def _loop(units: Units, element_bytes: float, first: int, step: Callable[[Number, Number], Number]) -> Number:
+def _loop(units: UpdateUnits, element_bytes: float, first: int, step: Callable[[Number, Number], Number]) -> Number:
     """The fullest moment of a loop over tensors; `step` is given the tensor before and the current one."""
     order = [
         tensor.elements * tensor.wide(element_bytes) / element_bytes
@@ -199,12 +199,14 @@ def _loop(units: Units, element_bytes: float, first: int, step: Callable[[Number
     return peak * element_bytes
 
 
-def _no_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
+def _no_temporaries(units: UpdateUnits, element_bytes: float, settings: Optimizer, step: StepImplementation) -> Number:
     """One kernel does the whole update in place."""
     return in_shape_of(next(tensor.elements for tensors, _ in units for tensor in tensors))
 
 
-def _adamw_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
+def _adamw_temporaries(
+    units: UpdateUnits, element_bytes: float, settings: Optimizer, step: StepImplementation
+) -> Number:
     """torch/optim/adam.py: of lists the root of the second moment (torch 2.0: and its sum with epsilon, beside one
     result of the formats before); in the loop the last denominator beside two of the current tensor;
     torch._fused_adamw_ writes nothing but weights and moments."""
@@ -216,14 +218,16 @@ def _adamw_temporaries(units: Units, element_bytes: float, settings: Optimizer, 
     return _lists(units, element_bytes) + more
 
 
-def _sgd_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
+def _sgd_temporaries(units: UpdateUnits, element_bytes: float, settings: Optimizer, step: StepImplementation) -> Number:
     """The decayed gradient, but in the one kernel."""
     if step == "fused" or not settings.weight_decay:
         return _no_temporaries(units, element_bytes, settings, step)
     return _loop(units, element_bytes, 1, lambda _, now: now) if step == "for-loop" else _lists(units, element_bytes)
 
 
-def _adafactor_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
+def _adafactor_temporaries(
+    units: UpdateUnits, element_bytes: float, settings: Optimizer, step: StepImplementation
+) -> Number:
     """fp32 throughout: the last tensor's update beside the square of the current gradient and that with epsilon;
     16-bit weights and gradients have fp32 copies too."""
     if element_bytes == FP32:
@@ -231,7 +235,9 @@ def _adafactor_temporaries(units: Units, element_bytes: float, settings: Optimiz
     return _loop(units, FP32, 4, lambda before, now: before + 4 * now)
 
 
-def _torchao_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
+def _torchao_temporaries(
+    units: UpdateUnits, element_bytes: float, settings: Optimizer, step: StepImplementation
+) -> Number:
     """single_param_adam as torch 2.13 compiles it: both new moments, divided by their blocks' scales, stand in fp32
     until each element's code is found; tensor by tensor."""
     peak: Number = 0.0
@@ -240,7 +246,9 @@ def _torchao_temporaries(units: Units, element_bytes: float, settings: Optimizer
     return peak
 
 
-def _muon_temporaries(units: Units, element_bytes: float, settings: Optimizer, step: Step) -> Number:
+def _muon_temporaries(
+    units: UpdateUnits, element_bytes: float, settings: Optimizer, step: StepImplementation
+) -> Number:
     """Newton-Schulz of the largest matrix, or AdamW on everything else."""
     peak: Number = 0.0
     others = [([tensor for tensor in tensors if not tensor.muon], times) for tensors, times in units]
@@ -262,16 +270,16 @@ class UpdateRule(msgspec.Struct, frozen=True):
     (each with how often it occurs), `moved` bytes read and written for each trained element. The last argument of the
     latter two is how the step is done."""
 
-    state: Callable[[Tensor, float, Optimizer], Number]
-    temporaries: Callable[[Units, float, Optimizer, Step], Number]
-    moved: Callable[[float, Optimizer, Step], float]
+    state: Callable[[TrainedTensor, float, Optimizer], Number]
+    temporaries: Callable[[UpdateUnits, float, Optimizer, StepImplementation], Number]
+    moved: Callable[[float, Optimizer, StepImplementation], float]
 
 
-def _adamw_moved(element_bytes: float, settings: Optimizer, step: Step) -> float:
+def _adamw_moved(element_bytes: float, settings: Optimizer, step: StepImplementation) -> float:
     return element_bytes * (FUSED_ADAMW_ACCESSES if step == "fused" else ADAMW_ACCESSES)
 
 
-def _sgd_moved(element_bytes: float, settings: Optimizer, step: Step) -> float:
+def _sgd_moved(element_bytes: float, settings: Optimizer, step: StepImplementation) -> float:
     if step == "fused":
         return element_bytes * (FUSED_SGD_ACCESSES + (FUSED_MOMENTUM_ACCESSES if settings.momentum else 0))
     decay, momentum = DECAY_ACCESSES if settings.weight_decay else 0, MOMENTUM_ACCESSES if settings.momentum else 0
@@ -312,24 +320,24 @@ RULES: dict[str, UpdateRule] = {
 """By the job's name for it."""
 
 
-def state_bytes(settings: Optimizer, tensor: Tensor, element_bytes: float) -> Number:
+def state_bytes(settings: Optimizer, tensor: TrainedTensor, element_bytes: float) -> Number:
     """Bytes of state one tensor costs; `element_bytes` is an element of what is updated. Of paged states those that
     torch counts."""
     held = RULES[settings.name].state(tensor, tensor.wide(element_bytes), settings)
     return where(tensor.elements < MIN_PAGED_ELEMENTS, held, in_shape_of(held)) if settings.paged else held
 
 
-def temporaries(settings: Optimizer, units: Units, element_bytes: float, step: Step) -> Number:
+def temporaries(settings: Optimizer, units: UpdateUnits, element_bytes: float, step: StepImplementation) -> Number:
     """Bytes beside weights, gradients and states at the fullest moment of a step that is done that way."""
     return RULES[settings.name].temporaries(units, element_bytes, settings, step)
 
 
-def moved_bytes(settings: Optimizer, element_bytes: float, step: Step) -> float:
+def moved_bytes(settings: Optimizer, element_bytes: float, step: StepImplementation) -> float:
     """Bytes read and written for each element a rank updates in a step that is done that way."""
     return RULES[settings.name].moved(element_bytes, settings, step)
 
 
-def matrix_flops(settings: Optimizer, units: Units) -> Number:
+def matrix_flops(settings: Optimizer, units: UpdateUnits) -> Number:
     """Matrix products of a rank's step: Muon's alone. Of a matrix split on its rows each rank multiplies a part, but a
     tall one's Gram matrix, which is small, is squared by all."""
     total: Number = 0.0

@@ -8,7 +8,7 @@ Not here: the projections around it (attention.py), or flash attention (ops.py).
 from __future__ import annotations
 
 from planner.inventory.activations import soft_cap
-from planner.inventory.compute import Compute, Run
+from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.devices import is_math
 from planner.inventory.ops import cast, cloned, copied, dropout, product_of, scaled, slices
 from planner.inventory.tape import Storage, Tape, Tensor
@@ -35,7 +35,7 @@ def mask_count(model: ModelSpec, compute: Compute) -> int:
     return (2 if model.sliding_window else 1) if is_written_out(model, compute.kernels) else 0
 
 
-def masks_of(run: Run) -> tuple[Tensor, ...]:
+def masks_of(run: ModelPass) -> tuple[Tensor, ...]:
     """Those of the layer at hand that it keeps where it runs again: all, but that the first of layers that slide by
     turns, which backward reaches last, has no need of the others' mask."""
     tape, model, compute, table = run

@@ -75,7 +75,7 @@ class Tensor:
 Backward = Callable[[Storage], None]
 
 
-class Node(msgspec.Struct, frozen=True):
+class GraphNode(msgspec.Struct, frozen=True):
     """One autograd node: its output, what it saved, what its backward does, the unit and the weight it belongs to."""
 
     output: Tensor
@@ -92,7 +92,7 @@ class Tape:
     def __init__(self) -> None:
         self.live: dict[str, Size] = dict.fromkeys(TERMS, NOTHING)
         self.moments: list[Moment] = []
-        self.nodes: list[Node] = []
+        self.nodes: list[GraphNode] = []
         self.keeping = True
         self.saved_at = 0
         self.grads: dict[Tensor, Storage] = {}
@@ -206,7 +206,7 @@ class Tape:
                     self.live[TEMPORARIES] = self.live[TEMPORARIES] - storage.size
                     self.live[ACTIVATIONS] = self.live[ACTIVATIONS] + storage.size
                     storage.term = ACTIVATIONS
-            self.nodes.append(Node(output, storages, backward, self.unit, self.layer, self.weight))
+            self.nodes.append(GraphNode(output, storages, backward, self.unit, self.layer, self.weight))
         return output
 
     def derived(
@@ -246,7 +246,7 @@ class Tape:
         nodes, self.nodes = self.nodes, []
         self.play(nodes)
 
-    def play(self, nodes: Sequence[Node]) -> None:
+    def play(self, nodes: Sequence[GraphNode]) -> None:
         """Run nodes in reverse; a node that no gradient reached is passed over."""
         for node in reversed(nodes):
             grad = self.grads.pop(node.output, None)

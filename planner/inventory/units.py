@@ -14,9 +14,9 @@ from planner.inventory.block import layer_weights
 from planner.inventory.compute import Compute
 from planner.inventory.dora import magnitude
 from planner.inventory.ends import embedding_weight, first_weights, tail_weights
-from planner.inventory.llama_adapter import prompt_weights, scale_weights
 from planner.inventory.lora import adapter_weights
 from planner.inventory.moe import is_router
+from planner.inventory.packaged import adapters_of
 from planner.inventory.tensors import Weight
 from planner.spec import Lora, ModelSpec
 
@@ -47,27 +47,17 @@ def unit_weights(model: ModelSpec, lora: Lora | None = None) -> dict[str, tuple[
 
 
 def _with_adapters(model: ModelSpec, weights: tuple[Weight, ...], lora: Lora, compute: Compute) -> tuple[Weight, ...]:
+    if adapters := adapters_of(lora):
+        return (*map(compute.trained, weights), *adapters.weights(model, weights))
     result: list[Weight] = []
     for weight in weights:
         used = compute.trained(weight)
-        if lora.kind != "lora":
-            result.append(used)
-            continue
         result.append(msgspec.structs.replace(used, trainable=False, replaced=used.trainable))
         if used.trainable:  # peft's ModulesToSaveWrapper: forward goes through a trained copy
             result.append(msgspec.structs.replace(used, name=f"{used.name}{COPY}"))
-        if weight.unit in LAYERS and lora.kind == "lora" and weight.name.rpartition(".")[2] in lora.targets:
+        if weight.unit in LAYERS and weight.name.rpartition(".")[2] in lora.targets:
             result.extend(adapter_weights(weight, lora))
             result.extend([magnitude(weight)] if lora.dora else [])
-    if lora.kind == "lora" or not weights:
-        return tuple(result)
-    if weights[0].unit in LAYERS:
-        result.extend(prompt_weights(model, weights[0].unit))
-    if lora.kind == "llama-adapter-v2":
-        linears = (
-            weight for weight in weights if len(weight.shape) == 2 and weight.name != embedding_weight(model).name
-        )
-        result.extend(one for weight in linears for one in scale_weights(weight))
     return tuple(result)
 
 

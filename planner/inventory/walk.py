@@ -13,12 +13,12 @@ import msgspec
 from msgspec.structs import replace
 
 from planner.inventory.block import layer_parts, walk_layer
-from planner.inventory.compute import Compute, Run
+from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk_loss
 from planner.inventory.forms import NF4
 from planner.inventory.lora import adapter_weights
 from planner.inventory.scores import has_scores, mask_count, masks_of
-from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, Moment, Node, Storage, Tape, Tensor
+from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, GraphNode, Moment, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.inventory.units import LAYERS, second_products, unit_weights
 from planner.spec import ModelSpec
@@ -89,7 +89,7 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
     if first:
         tape.enter("embed")
         x = walk_embedding(tape, model, compute)
-        run = Run(tape, model, compute, rotary_tables(tape, model, compute))
+        run = ModelPass(tape, model, compute, rotary_tables(tape, model, compute))
     else:
         # The received input stays until its gradient has been sent back: what came into a buffer, as a copy of it, of
         # which forward is given another copy.
@@ -100,7 +100,7 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
         x = tape.hold(tape.new(residual(model, compute), needs_grad=True, term=ACTIVATIONS))
         if compute.receives_into_buffer:
             tape.allocate(residual(model, compute), ACTIVATIONS)
-        run = Run(tape, model, compute, rotary_tables(tape, model, compute))
+        run = ModelPass(tape, model, compute, rotary_tables(tape, model, compute))
     if compute.receives_into_buffer and first:
         tape.hold(x)  # callers hold what a stage is given until its forward is over
     begun = x
@@ -161,7 +161,7 @@ def kept_by_layer(model: ModelSpec, compute: Compute, kind: str) -> Size:
     """What one layer of a kind keeps between its forward and its backward, all terms together; no backward is run."""
     tape = Tape()
     x = tape.new(residual(model, compute), needs_grad=True)
-    run = Run(tape, model, compute, rotary_tables(tape, model, compute))
+    run = ModelPass(tape, model, compute, rotary_tables(tape, model, compute))
     totals = []
     for index in range(2):
         tape.enter(kind, index)
@@ -273,14 +273,14 @@ def _unfolded(raw: Moment, places: _Places) -> list[Moment]:
     return moments if raw.phase == "backward" else moments[-1:]
 
 
-def _layer(run: Run, x: Tensor, kind: str) -> Tensor:
+def _layer(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     before, run.tape.returned = run.tape.returned, []
     output = (_checkpointed if run.compute.runs_layers_again else walk_layer)(run, x, kind)
     run.tape.drop(*before)
     return output
 
 
-def _checkpointed(run: Run, x: Tensor, kind: str) -> Tensor:
+def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     """A layer under full or selective recompute: its input is kept (and, selectively, some results), its forward runs
     again when backward reaches it.
 
@@ -331,7 +331,7 @@ def _checkpointed(run: Run, x: Tensor, kind: str) -> Tensor:
     return tape.record(output, (source, *positions, *masks_of(run)), backward)
 
 
-def _play_what_asks_for_nothing(tape: Tape, nodes: list[Node], begin: int, before: Live) -> None:
+def _play_what_asks_for_nothing(tape: Tape, nodes: list[GraphNode], begin: int, before: Live) -> None:
     """Take off the last nodes of a layer that runs again, which saved nothing, and play them: only the first node that
     asks for something saved has it run. So their gradients wait beside the second forward, whose moments since `begin`
     get them, and they themselves are made while there is only what lived `before` it."""

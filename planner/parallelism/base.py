@@ -13,7 +13,7 @@ WHOLE_MODEL = "model"
 """Unit of the ideal's collectives: papers count bytes, not buckets."""
 
 
-class Routed(msgspec.Struct, frozen=True):
+class TokenRouting(msgspec.Struct, frozen=True):
     """How a balanced router deals tokens: to `top_k` of `experts`, which are spread evenly over a group."""
 
     top_k: int
@@ -34,10 +34,10 @@ class Call(msgspec.Struct, frozen=True):
     count: Number
     payload_bytes: Number
     overlappable: bool = False
-    once: Routed | None = None
+    once: TokenRouting | None = None
 
     def repeated(self, unit: str, times: Number) -> Call:
-        """The same calls so many times, of one unit of the model."""
+        """The same calls, repeated, of one unit of the model."""
         counts = {"count": self.count * times, "payload_bytes": self.payload_bytes * times}
         return msgspec.structs.replace(self, unit=unit, **counts)
 

@@ -295,7 +295,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     def repeats(self, unit: str) -> Number:
         """How often a unit occurs on this stage."""
-        return self.here.layers[LAYERS.index(unit)] if unit in LAYERS else 1
+        return self._repeats.get(unit, 1)
+
+    @cached_property
+    def _repeats(self) -> dict[str, Number]:
+        return dict(zip(LAYERS, self.here.layers, strict=True))
 
     def counted(self) -> Iterator[tuple[Number, Weight]]:
         """(how often it occurs on this stage, weight) of each weight of each unit."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from planner.basics.arith import Number, maximum
 from planner.basics.formula import formula
-from planner.parallelism.base import Call, Routed, ideal_call
+from planner.parallelism.base import Call, TokenRouting, ideal_call
 from planner.spec import Layout, Moe
 
 DISPATCH = "GShard, Lepikhin et al. 2020: every token is sent to top_k experts; balanced routing"
@@ -28,11 +28,11 @@ def dispatched_bytes(tokens: Number, hidden: Number, top_k: Number, element_byte
     source="hypergeometric distribution: different experts of a balanced router, equally many in each part",
 )
 def missed_again(parts: Number, chosen: Number, experts: Number) -> Number:
-    """Chance that a token's next expert is in another part than one that so many chosen experts have missed."""
+    """Chance that a token's next expert is in another part than the chosen experts before it have missed."""
     return maximum(experts - experts / parts - chosen, 0) / (experts - chosen)
 
 
-def parts_reached(parts: Number, routed: Routed) -> Number:
+def parts_reached(parts: Number, routed: TokenRouting) -> Number:
     """Parts of the experts, on average, that have some of one token's."""
     missed: Number = 1.0
     for chosen in range(routed.top_k):
@@ -40,22 +40,22 @@ def parts_reached(parts: Number, routed: Routed) -> Number:
     return parts * (1 - missed)
 
 
-def sent_once(parts: Number, routed: Routed) -> Number:
+def sent_once(parts: Number, routed: TokenRouting) -> Number:
     """Share of the copies of tokens that are sent where each part gets a token once, whichever of its experts want it
     (DeepEP, README.md: dispatch to ranks over NVLink, to nodes over RDMA)."""
     return parts_reached(parts, routed) / routed.top_k
 
 
-def tokens_once(layout: Layout, moe: Moe | None) -> Routed | None:
+def tokens_once(layout: Layout, moe: Moe | None) -> TokenRouting | None:
     """How tokens are dealt to experts where the dispatcher sends each once to a receiver; None where it sends every
     copy (NCCL's all-to-all)."""
     if moe is None or layout.token_dispatcher == "alltoall":
         return None
-    return Routed(moe.top_k, moe.experts)
+    return TokenRouting(moe.top_k, moe.experts)
 
 
 def layer_collectives(
-    dispatched: Number, layers: Number, *, recomputes: bool, once: Routed | None = None
+    dispatched: Number, layers: Number, *, recomputes: bool, once: TokenRouting | None = None
 ) -> list[Call]:
     """Dispatch and combine of `layers` mixture layers for one micro-batch, and the same in backward."""
     times = 2 if recomputes else 1

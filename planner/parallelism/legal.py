@@ -1,4 +1,4 @@
-"""The nearest legal sizes of a layout, and how values are told.
+"""The nearest legal sizes of a layout, and how values are printed.
 
 Not here: which sizes are legal (rules.py, technique_rules.py).
 """

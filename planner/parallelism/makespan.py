@@ -175,8 +175,7 @@ class _Stages:
 
     def of(self, rank: int) -> list[Number]:
         """A rank's chunks, one by one."""
-        places = range(len(self.seconds))
-        return [self.seconds[place] for place in places if rank_of(self.schedule, self.ranks, place) == rank]
+        return [self.seconds[stage_of(self.schedule, self.ranks, rank, chunk)] for chunk in range(self.chunks)]
 
     def after(self, rank: int) -> Number:
         """Stages behind a rank's only chunk."""
@@ -189,6 +188,8 @@ class _Stages:
 
 
 def _sum(seconds: Sequence[Number]) -> Number:
+    if not is_column(*seconds):
+        return sum(seconds)
     times = Counter(map(_alike, seconds))
     return sum(times[key] * one for key, one in {_alike(one): one for one in seconds}.items())
 

@@ -56,7 +56,7 @@ def stages_fit(layers: Number, stages: Number, virtual_stages: Number) -> Any:
 
 
 def virtual_stages_divide(layers: Number, stages: Number, virtual_stages: Number) -> Any:
-    """Whether v chunks of a rank are equal: Megatron-LM's rule where it is told nothing else. torch lets the caller cut
+    """Whether v chunks of a rank are equal: Megatron-LM's rule by default. torch lets the caller cut
     the model as they like."""
     return (virtual_stages == 1) | ends_divide(layers, stages, virtual_stages)
 

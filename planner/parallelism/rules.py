@@ -238,13 +238,6 @@ OFFERED: tuple[Rule, ...] = (
         fix=lambda case: "Use method=lora with recompute=full or none, or leave it out",
     ),
     Rule(
-        name="adapters of LitGPT's alone",
-        field="adapter_kind",
-        holds=lambda case: case.lora is None or case.lora.kind == "lora" or case.parts.projections == "joint",
-        sentence=lambda case: "prompts that layers attend to are modelled in LitGPT's code alone",
-        fix=lambda case: "Use runtime litgpt-single, or leave it out",
-    ),
-    Rule(
         name="GPTQ bases not offered by the engine",
         field="quantization",
         holds=lambda case: (

@@ -19,7 +19,7 @@ PAIRS = 2
 """Column- and row-parallel pairs in a layer: attention and the MLP."""
 
 
-class Beside(NamedTuple):
+class OverlappedCollective(NamedTuple):
     """One collective of a pair of split linears, and the product of the pair that an engine runs it beside: forward, of
     the `inputs`' gradients, or of the `weights`'. It can hide in a `part` of that product; a share `apart` of it has no
     product beside. What the forward hides, it hides where backward runs it again too.
@@ -33,11 +33,13 @@ class Beside(NamedTuple):
     apart: float = 0.0
 
 
-def beside_weight_gradients(*, sequence_parallel: bool, regathers: bool) -> list[Beside]:
+def beside_weight_gradients(*, sequence_parallel: bool, regathers: bool) -> list[OverlappedCollective]:
     """What a column-parallel linear sends while its gradients are computed: the kept part of its input is gathered
     beside the inputs' gradients, and these are summed beside the weights'."""
-    found = [Beside("reduce_scatter" if sequence_parallel else "all_reduce", "backward", "column", "weights")]
-    return [*found, Beside("all_gather", "backward", "column", "inputs")] if regathers else found
+    found = [
+        OverlappedCollective("reduce_scatter" if sequence_parallel else "all_reduce", "backward", "column", "weights")
+    ]
+    return [*found, OverlappedCollective("all_gather", "backward", "column", "inputs")] if regathers else found
 
 
 @formula(unit="s", source="definition: a call hides beside a product as long as both last")

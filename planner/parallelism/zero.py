@@ -6,13 +6,15 @@ Legend: P elements, d shards. Not here: padding, buckets, prefetch and what is g
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
 from planner.basics.arith import Number, ceil_div
 from planner.basics.formula import formula, unrecorded
 from planner.basics.units import BYTES
 from planner.inventory import optimizers
-from planner.inventory.optimizers import Tensor
+from planner.inventory.optimizers import TrainedTensor
 from planner.parallelism.base import Call, ideal_call
 from planner.spec import Optimizer
 
@@ -36,6 +38,7 @@ class StateBytes(msgspec.Struct, frozen=True):
         return self.master + self.moments
 
 
+@lru_cache(maxsize=64)
 def moment_bytes(optimizer: Optimizer, element_bytes: float) -> float:
     """Bytes an element of the optimizer's state takes in a large hidden matrix: what the textbook table needs.
 
@@ -43,7 +46,7 @@ def moment_bytes(optimizer: Optimizer, element_bytes: float) -> float:
     """
     side = 1 << 20
     with unrecorded():
-        large = optimizers.state_bytes(optimizer, Tensor((side, side), float(side**2)), element_bytes)
+        large = optimizers.state_bytes(optimizer, TrainedTensor((side, side), float(side**2)), element_bytes)
     return float(large) / side**2
 
 

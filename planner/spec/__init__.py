@@ -9,7 +9,7 @@ from planner.spec.job import Lora as Lora
 from planner.spec.job import Optimizer as Optimizer
 from planner.spec.job import Quantization as Quantization
 from planner.spec.job import Recipe as Recipe
-from planner.spec.job import Step as Step
+from planner.spec.job import StepImplementation as StepImplementation
 from planner.spec.job import TrainingJob as TrainingJob
 from planner.spec.layout import Layout as Layout
 from planner.spec.model import Mla as Mla

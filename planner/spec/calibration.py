@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from planner.basics.bounded import NotNegative, Positive
 from planner.basics.errors import PlannerError
 from planner.spec import Allocator, presets
 from planner.spec.preset_files import Folders
@@ -28,10 +29,8 @@ DEVICE_KINDS = ("cuda", "hip", "cpu")
 SCOPE = ("runtime", "gpu", "link", "op")
 EVIDENCE = ("n", "spread", "source")
 
-Share = Annotated[float, msgspec.Meta(gt=0, le=2)]
+RateShare = Annotated[float, msgspec.Meta(gt=0, le=2)]
 """Above 1 where an operation needs less than the rate it is compared with: in-switch reduction sends half the bytes."""
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,15 +71,15 @@ class ComputeEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True)
     `memory_share` of the memory's rate. Each operation takes `operation_s` to start.
 
     Where single kernels of a GPU like it were measured (presets/kernel_times), products and attention take `pace` times
-    what these take alone, attention `attention_pace` times that: software of before FlashAttention-2 has slower
+    what these take alone, attention `attention_pace` times that: software older than FlashAttention-2 has slower
     kernels than those that were measured. An entry with a `matmul_share` and no pace says that the share holds instead
     (pace 0): so do probes of a person's own machine, and files made before there was a pace.
     """
 
-    matmul_share: Share | None = None
+    matmul_share: RateShare | None = None
     half_size: NotNegative | None = None
-    attention_share: Share | None = None
-    memory_share: Share | None = None
+    attention_share: RateShare | None = None
+    memory_share: RateShare | None = None
     operation_s: NotNegative | None = None
     pace: NotNegative | None = None
     attention_pace: Positive | None = None
@@ -90,7 +89,8 @@ class OverlapEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """How communication and compute get in each other's way.
 
     `hidden_share`: of the communication that may run beside compute, the part that really does. `straggle_s` stands in
-    files of before and is no longer used: what it saw was the host of some published runs (figures/conditions.py).
+    files of before and is no longer used: what it saw was the host of some published runs
+    (tests/truth/published/conditions.py).
     """
 
     hidden_share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -106,7 +106,7 @@ class LinkEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     link: str | None = None
     op: str | None = None
-    share: Share | None = None
+    share: RateShare | None = None
     half_bytes: NotNegative | None = None
     latency_s: NotNegative | None = None
 
@@ -122,7 +122,7 @@ class BandEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     time_high: Positive | None = None
 
 
-class Compute(msgspec.Struct, frozen=True, kw_only=True):
+class ComputeCoefficients(msgspec.Struct, frozen=True, kw_only=True):
     """ComputeEntry, looked up: every number known."""
 
     matmul_share: float
@@ -183,7 +183,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
         For each number the first calibration in the chain that has it decides; inside one, the entry that names most:
         link or runtime before gpu, gpu before kind of device, and of equals the last. Raises PlannerError for a number
-        that nobody has.
+        that no device has.
         """
         return _of(self, runtime, gpu, kind)
 
@@ -205,7 +205,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     calibration: str
     runtime: str
     allocator: Allocator
-    compute: Compute
+    compute: ComputeCoefficients
     overlap: Overlap
     bands: Bands
     links: tuple[tuple[LinkEntry, ...], ...]
@@ -279,7 +279,9 @@ def _of(known: Calibration, runtime: str, gpu: str, kind: str) -> Coefficients:
         calibration=known.name,
         runtime=runtime,
         allocator=Allocator(**_looked_up([list(map(_whole, level)) for level in here("allocator")], Allocator)),
-        compute=Compute(**_looked_up([list(map(_paced, level)) for level in here("compute")], Compute)),
+        compute=ComputeCoefficients(
+            **_looked_up([list(map(_paced, level)) for level in here("compute")], ComputeCoefficients)
+        ),
         overlap=Overlap(**_looked_up(here("overlap"), Overlap)),
         bands=Bands(**_looked_up(here("bands"), Bands)),
         links=tuple(tuple(level) for level in here("links")),

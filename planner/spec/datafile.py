@@ -127,7 +127,7 @@ def _refuse(path: Path, field: str, suffix: str) -> Form:
     if suffix:
         rule, fix = f"must end in {', '.join(SUFFIXES)}", f"Convert it: {line.replace('FILE', str(path))}"
     else:
-        rule, fix = f"is not what its name says, {path.suffix}", "Give it the ending of what it holds"
+        rule, fix = f"does not hold {path.suffix}", "Rename it after its format"
     raise PlannerError(field, path, rule, fix if line or not suffix else "Rename it or convert it")
 
 

@@ -270,8 +270,8 @@ def is_engine(name: str) -> bool:
     return name in ENGINES
 
 
-NOT_SHIPPED = dict.fromkeys(("galvatron", "internevo"), "tests.truth.engines")
-"""Engines that earlier versions had, with the package of the source tree that has them now."""
+NOT_SHIPPED = dict.fromkeys(("galvatron", "internevo", "litgpt-fsdp", "litgpt-single"), "tests.truth.engines")
+"""Engines and runtimes that earlier versions had, with the package of the source tree that has them now."""
 
 
 def unknown_engine(field: str, name: str) -> PlannerError:

@@ -185,7 +185,7 @@ def _full_attention_every(keys: _Keys, form: Format, layers: int) -> int:
     full = [place for place, one in enumerate(kinds, 1) if one == "full_attention"]
     every = full[0] if full else 0
     if len(kinds) != layers or full != (list(range(every, layers + 1, every)) if every else []):
-        raise keys.refusal("layer_types", "must repeat: so many sliding layers, then a full one")
+        raise keys.refusal("layer_types", "must repeat one pattern: a number of sliding layers, then a full one")
     return every
 
 

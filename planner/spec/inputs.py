@@ -49,7 +49,7 @@ def unknown(plan: Plan) -> list[str]:
     """Sentences about inputs whose content the plan does not have: they were not there, or could not be read."""
     known = {one.field for one in plan.inputs}
     return [
-        f"{field}={path} is not here, or cannot be read: its content is not in the plan"
+        f"{field}={path} cannot be read here, so the plan does not record its content"
         for field, path in named(plan).items()
         if field not in known
     ]

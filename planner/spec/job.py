@@ -14,21 +14,19 @@ NARROW_RATES = ("fp8", "fp4")
 Method = Literal["full", "lora", "qlora"]
 OptimizerName = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon", "adamw-8bit-torchao"]
 Implementation = Literal["fused", "foreach", "for-loop"]
-Step = Literal["fused", "foreach", "for-loop", "foreach-2.0"]
+StepImplementation = Literal["fused", "foreach", "for-loop", "foreach-2.0"]
 """How torch steps, older releases included: up to 2.0 its lists made two results of every tensor."""
 Packing = Literal["padded", "packed"]
-Storage = Literal["bf16", "uint8"]
+CodeStorage = Literal["bf16", "uint8"]
 BaseFormat = Literal["nf4", "gptq"]
 BYTES = "bytes"
 """The tokenizer that is built in: an id a byte."""
-AdapterKind = Literal["lora", "llama-adapter", "llama-adapter-v2"]
 
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """Low-rank adapters (Hu et al. 2021) on the named linear modules of every layer.
 
-    Of another `kind` nothing else counts: prompts that every layer attends to (LLaMA-Adapter, Zhang et al. 2023), and
-    with them a trained bias and scale of every linear module and trained norms (version 2, Gao et al. 2023).
+    Of another `kind`, which a package brings, nothing else counts (planner/inventory/packaged.py).
 
     `upcast_adapters` is peft's default: adapters of a 16-bit model are kept in fp32. `dropout` is the share of an
     adapter's input that is zeroed. Of `modules_to_save`, which are not in layers, whole copies are trained in the
@@ -42,7 +40,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     upcast_adapters: bool = True
     dropout: float = 0.0
     modules_to_save: tuple[str, ...] = ()
-    kind: AdapterKind = "lora"
+    kind: str = "lora"
     dora: bool = False
 
 
@@ -56,7 +54,7 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     base: BaseFormat = "nf4"
     double: bool = True
-    storage: Storage = "bf16"
+    storage: CodeStorage = "bf16"
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """How long single kernels take on a GPU: few numbers a kind of kernel, each with the measurements it rests on.
 
 A file of presets/kernel_times is one GPU: facts of its chip, and what was fitted to its measured kernels
-(`make kernels`). What nobody measured on a GPU is that of the `nearest` one, and says so by its `gpu`. Not here: the
+(`make kernels`). What was not measured on a GPU is that of the `nearest` one, and says so by its `gpu`. Not here: the
 formulas that the numbers go into (figures/kernels/), or the fits (calibrate/kernels/).
 """
 
@@ -14,6 +14,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from planner.basics.bounded import NotNegative, Positive
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.spec.preset_files import checked, read_toml, search_path
 
@@ -25,12 +26,10 @@ ALIKE = {"fp16": "bf16", "pure-bf16": "bf16"}
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 ShareOfPeak = Annotated[float, msgspec.Meta(gt=0, le=1.25)]
 """Above 1 where a card's clock is higher than that of its datasheet's rate."""
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What numbers rest on: so many measurements of `gpu`, median and 90th percentile of |predicted/measured - 1| over
+class FitEvidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What numbers rest on: how many measurements of `gpu`, median and 90th percentile of |predicted/measured - 1| over
     them as fitted, and who measured. `n` 0: a guess."""
 
     gpu: str = ""
@@ -40,7 +39,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: str
 
 
-class Rates(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KernelRates(FitEvidence, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a kernel that works tile by tile needs, whatever it computes.
 
     Of the waves over the multiprocessors `stepped` is the share that must be whole (the rest goes on where others
@@ -58,7 +57,7 @@ class Rates(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
     settle_s: NotNegative
 
 
-class TileTimes(Rates, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TileTimes(KernelRates, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Matrix products of one number format by their tiles.
 
     A multiprocessor reaches `share` of its part of the peak on tiles of 32,768 outputs or more, on smaller ones a part
@@ -97,9 +96,9 @@ class ExpertTimes(TileTimes, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     share_first: Share | None = None
 
 
-class AttentionTimes(Rates, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Causal attention whose scores stay on the chip: the share of the peak by head size, and so many keys more a block
-    (`ramp`). Backward is 2.5 times the FLOP at `backward_share` of forward's rate (None: nobody measured it)."""
+class AttentionTimes(KernelRates, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Causal attention whose scores stay on the chip: the share of the peak by head size, and the keys more that a
+    block takes (`ramp`). Backward is 2.5 times the FLOP at `backward_share` of forward's rate (None: not measured)."""
 
     share_64: Share
     share_128: Share
@@ -109,7 +108,7 @@ class AttentionTimes(Rates, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     backward_share: Positive | None = None
 
 
-class MemoryTimes(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MemoryTimes(FitEvidence, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Kernels that only move bytes, at a share of the memory's rate: `kind` is `plain`, `permute` or
     `cross_entropy`."""
 
@@ -118,10 +117,10 @@ class MemoryTimes(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True)
     launch_s: NotNegative
 
 
-class CollectiveTimes(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CollectiveTimes(FitEvidence, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One collective inside a domain: NCCL's protocols LL, LL128 and Simple as a line each, of which the fastest holds.
 
-    A step takes so many seconds and bytes come at a share of a GPU's link: `ll_s` and `ll_share`, and so on. The
+    A step takes a fixed time and bytes come at a share of a GPU's link: `ll_s` and `ll_share`, and so on. The
     steps' number counts to the power `step_growth`, the shares change with (ranks / 4) to the power `width_growth`.
     Simple fills its pipeline piece by piece (`pieces`: 1 is the best cut).
     """
@@ -143,7 +142,7 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A file of presets/kernel_times: a chip's facts, what was fitted on it, and the nearest GPUs for the rest.
 
     `first_tile` is the first of the library's grouped kernels for the chip, by rows and columns of a tile, which runs
-    where nobody tuned. `others` are those GPUs' files.
+    where none was tuned. Files of others are looked for in the folders `found_in`, when something is not known here.
     """
 
     gpu: str
@@ -157,15 +156,26 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     memory: tuple[MemoryTimes, ...] = ()
     collectives: tuple[CollectiveTimes, ...] = ()
     sources: dict[str, str] = {}
-    others: tuple[KernelTimes, ...] = ()
+    found_in: tuple[str, ...] = ()
 
     @property
-    def chain(self) -> tuple[KernelTimes, ...]:
-        """This GPU's, then those of the nearest ones, and of those nearest to these."""
-        return (self, *self.others)
+    def chain(self) -> Iterator[KernelTimes]:
+        """This GPU's, then those of the nearest ones, and of those nearest to these, each once: read as far as somebody
+        asks (PlannerError where a GPU that one calls near has none)."""
+        yield self
+        near, known = [(self, name) for name in self.nearest], {self.gpu}
+        for one, name in near:  # grows
+            if name in known:
+                continue
+            known.add(name)
+            if (found := _read(name, self.found_in)) is None:
+                advice = did_you_mean(name, _names(self.found_in))
+                raise PlannerError(f"{FOLDER}/{one.gpu}.toml: nearest", name, "has no file of kernel times", advice)
+            near += [(found, further) for further in found.nearest]
+            yield found
 
     def product(self, number_format: str) -> ProductTimes | None:
-        """Products in a number format; None where nobody measured such a GPU."""
+        """Products in a number format; None where no such GPU was measured."""
         wanted = ALIKE.get(number_format, number_format)
         return _first(one for level in self.chain for one in level.products if one.format == wanted)
 
@@ -207,7 +217,7 @@ def _read(gpu: str, folders: tuple[str, ...]) -> KernelTimes | None:
         path = Path(folder) / FOLDER / f"{gpu}.toml"
         if not path.is_file():
             continue
-        raw = {**read_toml(path), "gpu": gpu}
+        raw = {**read_toml(path), "gpu": gpu, "found_in": folders}
         for group in GROUPS:
             raw[group] = [{"gpu": gpu, **entry} for entry in raw.get(group, [])]
         return checked(raw, KernelTimes, path)
@@ -220,28 +230,8 @@ def folders() -> tuple[str, ...]:
 
 
 def kernel_times(gpu: str, found_in: tuple[str, ...] | None = None) -> KernelTimes | None:
-    """What is known of a GPU preset's kernels; None for one without a file, such as a CPU. PlannerError where a GPU
-    that it calls near has none."""
-    found_in = folders() if found_in is None else found_in
-    own = _read(gpu, found_in)
-    if own is None:
-        return None
-    return msgspec.structs.replace(own, others=tuple(_nearest(own, found_in)))
-
-
-def _nearest(own: KernelTimes, folders: tuple[str, ...]) -> Iterator[KernelTimes]:
-    """The files of a GPU's nearest ones, then of those that are nearest to these, each once."""
-    asked, known = [own], {own.gpu}
-    for one in asked:  # grows
-        for name in one.nearest:
-            if name in known:
-                continue
-            known.add(name)
-            if (found := _read(name, folders)) is None:
-                field = f"{FOLDER}/{one.gpu}.toml: nearest"
-                raise PlannerError(field, name, "has no file of kernel times", did_you_mean(name, _names(folders)))
-            asked.append(found)
-            yield found
+    """What is known of a GPU preset's kernels; None for one without a file, such as a CPU."""
+    return _read(gpu, folders() if found_in is None else found_in)
 
 
 def _names(folders: tuple[str, ...]) -> set[str]:

@@ -10,12 +10,11 @@ from typing import Annotated, Any
 
 import msgspec
 
+from planner.basics.bounded import NotNegative, Positive
 from planner.basics.units import GB, MICRO
 from planner.spec.cluster import Link, Tier
 from planner.spec.options import LARGEST_COUNT
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_COUNT)]
 
 

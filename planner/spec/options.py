@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from planner.spec.job import AdapterKind, BaseFormat, Implementation, Method, OptimizerName, Packing, Precision, Storage
+from planner.spec.job import BaseFormat, CodeStorage, Implementation, Method, OptimizerName, Packing, Precision
 from planner.spec.layout import (
     RECOMPUTE,
     RECOMPUTE_MODULES,
@@ -22,7 +22,7 @@ from planner.spec.layout import (
     TokenDispatcher,
 )
 
-Kind = Literal[
+OptionKind = Literal[
     "flag", "switch", "choice", "whole", "length", "real", "share", "memory", "wholes", "names", "name", "file",
     "folder", "folders",
 ]  # fmt: skip
@@ -33,7 +33,7 @@ LARGEST_COUNT = 1_000_000
 LARGEST_BATCH = 2**24
 LARGEST_SEQ = 2**30
 DEFAULT_SEQ_STEP = 128
-"""Tokens: sequences are cut into tiles and over ranks; an odd length is nobody's answer."""
+"""Tokens: sequences are cut into tiles and over ranks; an odd length is of no use."""
 LARGEST_BUCKET = 10**12
 
 GROUPS = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
@@ -50,7 +50,7 @@ class Option(msgspec.Struct, frozen=True):
     """One option, whose name on a command line has hyphens."""
 
     name: str
-    kind: Kind
+    kind: OptionKind
     about: str = ""  # its help, without the default
     part: str = ""  # the value it is a field of: recipe, job, layout, ...; empty where options.py reads it by name
     low: float = 1
@@ -118,8 +118,6 @@ TABLE = (
     Option("host_memory", "memory", "Memory of a node's host, such as 256GiB: for offload.", low=0, high=2.0**60),
     # The job.
     Option("method", "choice", "Weights that are trained.", "job", choices=get_args(Method), default="all three"),
-    Option("adapter_kind", "choice", "LoRA, or what LitGPT has beside it.", "lora", choices=get_args(AdapterKind),
-           field="kind", replaced_by=("method",)),
     Option("lora_rank", "whole", "Rank of the adapters.", "lora", 1, 65_536, field="rank", replaced_by=("method",)),
     Option("lora_alpha", "whole", "Scale of the adapters.", "lora", 1, 2**20, default="twice the rank", field="alpha",
            replaced_by=("method",)),
@@ -134,7 +132,7 @@ TABLE = (
     Option("quantization", "choice", "QLoRA: the base's 4-bit format.", "quantization", choices=get_args(BaseFormat),
            field="base"),
     Option("double_quant", "switch", "QLoRA: quantise the scales too (default).", "quantization", field="double"),
-    Option("quant_storage", "choice", "QLoRA: what codes are packed in.", "quantization", choices=get_args(Storage),
+    Option("quant_storage", "choice", "QLoRA: what codes are packed in.", "quantization", choices=get_args(CodeStorage),
            field="storage"),
     Option("precision", "choice", "Number format.", "job", choices=get_args(Precision), default="bf16 (mixed)"),
     Option("narrow_weights", "switch", "8-bit recipes: layers' weights in 8 bits alone (fp8_param_gather).", "job"),

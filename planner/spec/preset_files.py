@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +42,7 @@ def known_kind(kind: str) -> str:
     return kind
 
 
+@cache
 def packaged() -> Path:
     """presets/ inside the package when installed from a wheel, beside it in a source checkout."""
     package = Path(planner.__file__).parent

@@ -8,19 +8,20 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from planner.basics.bounded import Positive
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.units import GB, GIB, TERA
-from planner.spec import Cluster, Gpu, Kernels, ModelSpec, Nics, Runtime, Step
+from planner.spec import Cluster, Gpu, Kernels, ModelSpec, Nics, Runtime, StepImplementation
 from planner.spec.model_rules import check_model
 from planner.spec.nodes import (
     Count,
     Node,
-    Positive,
     Taper,
     base,
     domains,
@@ -80,7 +81,7 @@ class _RuntimeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     engine: str
     kernels: str
     backend: str | None = None
-    adamw_implementation: Step = "foreach"
+    adamw_implementation: StepImplementation = "foreach"
     adapter_units: bool = False
     frozen_fp32: bool = False
     sources: dict[str, str] = {}
@@ -191,6 +192,12 @@ def runtime(name: str, *, folders: Folders = ()) -> Runtime:
 def kernels(name: str, *, folders: Folders = ()) -> Kernels:
     """What the model code keeps and computes, by that name."""
     path = found_file("kernels", name, folders)
+    return _kernels(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _kernels(path: Path, _: int) -> Kernels:
+    """A file of kernels, which several runtimes name, as it was at a time."""
     return checked(_facts(path), Kernels, path)
 
 

@@ -27,7 +27,7 @@ MEMORY_STEP, TRAFFIC_STEP = 3, 4
 """Steps of a start, from 0, in which memory and collectives are looked into; later ones are timed."""
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class RankMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank measured over its steady profiled steps.
 
     `memory_source` is "live-tensors" (CPU, or any device: bytes of tensors alive) or "cuda-allocator".
@@ -120,7 +120,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     losses: tuple[float, ...] = ()
     step_s: float | None = None
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[RankMeasurements, ...] = ()
     message: str = ""
     failed_rank: int | None = None
     cause: str = ""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from planner.spec.job import Step
+from planner.spec.job import StepImplementation
 
 
 class Allocator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,14 +27,15 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `vocab_parallel` whether the embedding and the head are split too, `head_parallel` whether the head alone is,
     `experts` whether results are weighed one by one behind the experts (`own`: the family's code) or before their last
     product (`megatron`), `loss_parallel` whether logits stay split. `packing` is how documents in one sequence are kept
-    apart: by a `mask` of numbers that all layers add to their scores, or by kernels that are told their lengths
+    apart: by a `mask` of numbers that all layers add to their scores, or by kernels that take their lengths
     (`varlen`).
     `projections` says whether queries, keys and values are as many matrices as in Transformers' code of the family
-    (`own`) or always one (`joint`), of which LoRA adapts `adapted_parts`; `packed_input` whether a product with a 4-bit
-    weight keeps its input and makes the weight in fp16 first (`kept`: bitsandbytes up to 0.41), `packed_head` whether
-    the head is quantised with the layers, `dropouts` whether the dropouts of the family's configuration are in the
-    code, `fused_sinks` whether a fused attention takes sinks (gpt-oss), of which scores are written out elsewhere,
-    `converts_once` whether an input that several linear modules read is converted to 8 bits once for all.
+    (`own`), or what a package brings by another name, where LoRA may adapt `adapted_parts` of one; `packed_input`
+    whether a product with a 4-bit weight keeps its input and makes the weight in fp16 first (`kept`: bitsandbytes up to
+    0.41), `packed_head` whether the head is quantised with the layers, `dropouts` whether the dropouts of the
+    family's configuration are in the code, `fused_sinks` whether a fused attention takes sinks (gpt-oss), of which
+    scores are written out elsewhere, `converts_once` whether an input that several linear modules read is converted to
+    8 bits once for all.
     `adapters` says whether peft's modules compute LoRA beside the frozen ones (`peft`), or one function with them that
     keeps its input alone and writes into results and gradients that are there (`in-place`: Unsloth).
     """
@@ -76,7 +77,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kernels: str
     parts: Kernels = Kernels()
     backend: str | None = None
-    adamw_implementation: Step = "foreach"
+    adamw_implementation: StepImplementation = "foreach"
     adapter_units: bool = False
     frozen_fp32: bool = False
     expandable_segments: bool = False

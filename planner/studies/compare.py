@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from planner.basics.display import Displayed
 from planner.basics.errors import PlannerError
 from planner.figures.memory import shown_by
 from planner.spec.plan import Plan
@@ -45,7 +46,7 @@ class Side(msgspec.Struct, frozen=True):
     tokens_per_s: float | None
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class Comparison(Displayed, msgspec.Struct, frozen=True):
     """`differences` by field, one value a side (None: the side has no such field, or it is not set).
 
     `other_training` names the fields that make the sides train different things: their speeds compare, their results

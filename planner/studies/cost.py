@@ -13,6 +13,7 @@ import msgspec
 
 from planner.ask.question import Question, warnings
 from planner.basics.arith import Number, by_value
+from planner.basics.display import Displayed
 from planner.basics.errors import PlannerError
 from planner.basics.formula import formula
 from planner.decide.answers import FREE, Constraints, Estimate
@@ -27,7 +28,7 @@ SCHEMA = "cost/1"
 NOTHING_FITS = 3
 JOULES_PER_KWH = 3.6e6
 LARGEST_EXPONENT = 700.0
-"""Of e in a float64: an interval so many times the time between failures never completes."""
+"""Of e in a float64: an interval this many times the time between failures never completes."""
 
 
 @formula(unit="steps", source="definition, rounded up: the last step is a whole one")
@@ -95,7 +96,7 @@ class Length(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int = 1
 
 
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
+class CostRates(msgspec.Struct, frozen=True, kw_only=True):
     """What things cost here; None is unknown. Failures are of the kind that stops the run, an hour and device.
 
     `interval_s` None asks for Daly's. `host_power_w` is a node's draw beside its GPUs.
@@ -122,13 +123,13 @@ class Reliability(msgspec.Struct, frozen=True):
     expected_failures: float | None
 
 
-class Cost(msgspec.Struct, frozen=True):
+class Cost(Displayed, msgspec.Struct, frozen=True):
     """`training_s` is the steps alone, `run_s` the wall clock with what is known of checkpoints and failures (equal
     when nothing is). `unknown` says what was not counted, and for want of what."""
 
     question: Question
     length: Length
-    rates: Rates
+    rates: CostRates
     best: Estimate
     tokens: int
     steps: int
@@ -146,7 +147,7 @@ class Cost(msgspec.Struct, frozen=True):
     interrupted: bool = False
 
 
-def cost(question: Question, length: Length, rates: Rates, constraints: Constraints = FREE) -> Cost:
+def cost(question: Question, length: Length, rates: CostRates, constraints: Constraints = FREE) -> Cost:
     """The run at the recommended layout. Refuses contradictory inputs, and a question in which nothing fits."""
     rates = _with_preset_facts(question, length, rates)
     reply = reply_of(recommend(question, 1, constraints))
@@ -184,18 +185,18 @@ def cost(question: Question, length: Length, rates: Rates, constraints: Constrai
     )
 
 
-def check_inputs(length: Length, rates: Rates, known: Rates) -> None:
+def check_inputs(length: Length, rates: CostRates, known: CostRates) -> None:
     """One length; and with failures everything that is lost by one. `known` are the rates with the cluster's facts."""
     given = [name for name in ("tokens", "samples", "steps") if getattr(length, name) is not None]
     if not given:
         raise PlannerError("tokens", None, "is missing", "Give --tokens 2T, --samples 1M or --steps 10000")
     if len(given) > 1:
-        raise PlannerError(given[1], getattr(length, given[1]), f"says again what {given[0]} says", "Give one of them")
+        raise PlannerError(given[1], getattr(length, given[1]), f"repeats {given[0]}", "Give one of them")
     if length.steps is not None and length.epochs != 1:
         rule = "multiplies tokens or samples, not steps"
         raise PlannerError("epochs", length.epochs, rule, "Give --tokens or --samples")
     if rates.failures_per_gpu_hour is not None and rates.failures_per_node_hour is not None:
-        rule = "says again what failures_per_gpu_hour says"
+        rule = "repeats failures_per_gpu_hour"
         raise PlannerError("failures_per_node_hour", rates.failures_per_node_hour, rule, "Give one of them")
     if _fails(rates):
         for name, about in (("checkpoint_s", "--checkpoint-time"), ("restart_s", "--restart-time")):
@@ -229,7 +230,7 @@ def work(question: Question, global_batch_size: int, length: Length) -> tuple[in
     return tokens, int(steps_needed(tokens, tokens_per_step))
 
 
-def _with_preset_facts(question: Question, length: Length, rates: Rates) -> Rates:
+def _with_preset_facts(question: Question, length: Length, rates: CostRates) -> CostRates:
     """The rates with what presets know where nothing was given: the board's power limit, the cluster's storage and
     failures, and the time a checkpoint then takes. Refuses contradictory inputs."""
     cluster, known = question.cluster, rates
@@ -247,11 +248,11 @@ def _with_preset_facts(question: Question, length: Length, rates: Rates) -> Rate
     return known
 
 
-def _fails(rates: Rates) -> bool:
+def _fails(rates: CostRates) -> bool:
     return bool(rates.failures_per_gpu_hour or rates.failures_per_node_hour)
 
 
-def _mtbf_s(question: Question, rates: Rates) -> float | None:
+def _mtbf_s(question: Question, rates: CostRates) -> float | None:
     if rates.failures_per_gpu_hour:
         return float(cluster_mtbf_s(question.cluster.gpus, rates.failures_per_gpu_hour))
     if rates.failures_per_node_hour:
@@ -259,7 +260,7 @@ def _mtbf_s(question: Question, rates: Rates) -> float | None:
     return None
 
 
-def _with_failures(question: Question, rates: Rates, training_s: float | None) -> tuple[Reliability, float | None]:
+def _with_failures(question: Question, rates: CostRates, training_s: float | None) -> tuple[Reliability, float | None]:
     """What checkpoints and failures make of the training's time."""
     mtbf_s, checkpoint_s, interval_s = _mtbf_s(question, rates), rates.checkpoint_s, rates.interval_s
     best_s = float(daly_interval_s(checkpoint_s, mtbf_s)) if mtbf_s is not None and checkpoint_s else None
@@ -277,13 +278,13 @@ def _with_failures(question: Question, rates: Rates, training_s: float | None) -
     return Reliability(mtbf_s, interval_s, best_s, failures), run_s
 
 
-def _goodput(rates: Rates, training_s: float | None, run_s: float | None) -> float | None:
+def _goodput(rates: CostRates, training_s: float | None, run_s: float | None) -> float | None:
     if rates.checkpoint_s is None or training_s is None or run_s is None:
         return None
     return float(goodput(training_s, run_s))
 
 
-def _energy(question: Question, rates: Rates, run_s: float | None) -> float | None:
+def _energy(question: Question, rates: CostRates, run_s: float | None) -> float | None:
     """Of what is known to draw power; `unknown` names the rest."""
     if rates.gpu_power_w is None or run_s is None:
         return None
@@ -293,7 +294,7 @@ def _energy(question: Question, rates: Rates, run_s: float | None) -> float | No
     )
 
 
-def _unknown(question: Question, rates: Rates, training_s: float | None, run_s: float | None) -> tuple[str, ...]:
+def _unknown(question: Question, rates: CostRates, training_s: float | None, run_s: float | None) -> tuple[str, ...]:
     gpu = question.cluster.gpu.name
     told: list[str] = []
     if training_s is None:

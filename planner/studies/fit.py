@@ -13,6 +13,7 @@ import msgspec
 
 from planner.ask.offloading import ways_out
 from planner.ask.question import Question, headroom_of, warnings
+from planner.basics.display import Displayed
 from planner.basics.edge import boundary
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
@@ -32,11 +33,11 @@ MOST_VALUES = LARGEST_BATCH
 
 INTERRUPTED = "the search was interrupted, and nothing beyond was looked at"
 
-Asked = Callable[[Question], Reply]
+LayoutSearch = Callable[[Question], Reply]
 """A question's best layout, within the constraints."""
 
 
-class Fitted(msgspec.Struct, frozen=True):
+class FitLimit(msgspec.Struct, frozen=True):
     """`value` is the edge and `best` its layout (None: not even the easiest value has one). `limit` says what stops the
     next value, `beyond`, or why there is none to try. `refused`: no value has a layout to look at, so memory is not the
     cause. `offloaded`: nothing fits without states in host memory. `interrupted`: a watcher ended the search
@@ -52,11 +53,11 @@ class Fitted(msgspec.Struct, frozen=True):
     interrupted: bool = False
 
 
-class Fits(msgspec.Struct, frozen=True):
+class FitLimits(Displayed, msgspec.Struct, frozen=True):
     """The answers asked for, and those that the options leave no choice in, with the reason."""
 
     question: Question
-    found: tuple[Fitted, ...]
+    found: tuple[FitLimit, ...]
     fixed: dict[str, str]
 
     @property
@@ -74,7 +75,7 @@ def fit(
     seq_step: int = DEFAULT_SEQ_STEP,
     constraints: Constraints = FREE,
     size_option: str = "--max-gpus",
-) -> Fits:
+) -> FitLimits:
     """Every quantity of `wanted`; the number of GPUs through `resize`, the others on the question's own cluster.
 
     States wait in host memory only for a quantity that has no value without. Where a watcher ends the search
@@ -88,16 +89,16 @@ def fit(
     if any(quantity != "gpus" for quantity in wanted):  # what is wrong with the question itself is no edge
         told = reply_of(recommend(question, 1, without))
 
-    def edge(quantity: str, replied: Asked) -> Fitted:
+    def edge(quantity: str, replied: LayoutSearch) -> FitLimit:
         if quantity == "gpus":
             return _fewest_gpus(resize, max_gpus, size_option, replied)
         if told is not None and told.refused:
-            return Fitted(quantity, None, None, None, told.reason, refused=True)
+            return FitLimit(quantity, None, None, None, told.reason, refused=True)
         if quantity == "seq-len":
             return _longest_sequence(question, seq_step, replied)
         return (_largest_micro_batch if quantity == "micro-batch" else _largest_batch)(question, replied)
 
-    found: list[Fitted] = []
+    found: list[FitLimit] = []
     fixed: dict[str, str] = {}
     for quantity in wanted:
         reason = _fixed(question, quantity)
@@ -110,14 +111,14 @@ def fit(
                 offloaded = edge(quantity, partial(ask, constraints=constraints))
                 one = one if offloaded.value is None else msgspec.structs.replace(offloaded, offloaded=True)
         except Cancelled:
-            one = Fitted(quantity, None, None, None, INTERRUPTED, interrupted=True)
+            one = FitLimit(quantity, None, None, None, INTERRUPTED, interrupted=True)
         found.append(_as_asked(one, told) if one.interrupted and told is not None else one)
     if found and all(one.value is None for one in found) and any(one.interrupted for one in found):
         raise Cancelled
-    return Fits(question, tuple(found), fixed)
+    return FitLimits(question, tuple(found), fixed)
 
 
-def _as_asked(one: Fitted, told: Reply) -> Fitted:
+def _as_asked(one: FitLimit, told: Reply) -> FitLimit:
     """The value of the question itself, where it fits and an interrupted search had not come further."""
     if told.best is None:
         return one
@@ -143,11 +144,11 @@ def _fixed(question: Question, quantity: str) -> str:
 # -- the four quantities -------------------------------------------------------------------------------------------
 
 
-def _fewest_gpus(resize: Resize, max_gpus: int, size_option: str, replied: Asked) -> Fitted:
+def _fewest_gpus(resize: Resize, max_gpus: int, size_option: str, replied: LayoutSearch) -> FitLimit:
     sizes = gpu_sizes(resize(None).cluster.gpus_per_node, max_gpus)
     own = replied(resize(None))
     if own.unlaunched and replied(resize(sizes[0])).unlaunched:  # whatever the size: hundreds of searches would say so
-        return Fitted("gpus", None, None, None, own.reason, refused=True)
+        return FitLimit("gpus", None, None, None, own.reason, refused=True)
     end = f"more than {max_gpus} GPUs are not searched ({size_option})"
     return _smallest("gpus", sizes, lambda gpus: replied(resize(gpus)), end)
 
@@ -157,7 +158,7 @@ def gpu_sizes(per_node: int, most: int) -> list[int]:
     return [*(size for size in divisors(per_node)[:-1] if size <= most), *range(per_node, most + 1, per_node)]
 
 
-def _longest_sequence(question: Question, step: int, replied: Asked) -> Fitted:
+def _longest_sequence(question: Question, step: int, replied: LayoutSearch) -> FitLimit:
     """Up to the model's own length, or beyond it where the question is beyond it already (rotary positions, ALiBi)."""
     own = question.model.max_seq_len
     further = question.job.seq_len > own
@@ -176,7 +177,7 @@ def _longest_sequence(question: Question, step: int, replied: Asked) -> Fitted:
     return _largest("seq-len", lengths, at, end)
 
 
-def _largest_micro_batch(question: Question, replied: Asked) -> Fitted:
+def _largest_micro_batch(question: Question, replied: LayoutSearch) -> FitLimit:
     batch = question.job.global_batch_size
     sizes: Sequence[int] = range(1, MOST_VALUES + 1) if batch is None else divisors(batch)
 
@@ -189,7 +190,7 @@ def _largest_micro_batch(question: Question, replied: Asked) -> Fitted:
     return _largest("micro-batch", sizes, at, end, every=batch is not None)
 
 
-def _largest_batch(question: Question, replied: Asked) -> Fitted:
+def _largest_batch(question: Question, replied: LayoutSearch) -> FitLimit:
     """Accumulation makes any multiple of a batch that fits, so the question is what goes through in one pass.
 
     Fewer sequences than GPUs leave only layouts in which several ranks share one: they are asked about last, since
@@ -231,13 +232,13 @@ class _Replies:
                 raise Cancelled
         return self.seen[place]
 
-    def so_far(self, quantity: str, furthest: Callable[[Iterable[int]], int]) -> Fitted:
+    def so_far(self, quantity: str, furthest: Callable[[Iterable[int]], int]) -> FitLimit:
         """The furthest value that was found to fit until a watcher ended the search; Cancelled where none was."""
         places = [place for place, reply in self.seen.items() if reply.best is not None]
         if not places:
             raise Cancelled
         place = furthest(places)
-        return Fitted(quantity, self.values[place], self.seen[place].best, None, INTERRUPTED, interrupted=True)
+        return FitLimit(quantity, self.values[place], self.seen[place].best, None, INTERRUPTED, interrupted=True)
 
     def legal(self, place: int, direction: int) -> int | None:
         """The first place from here, up (1) or down (-1), at which there is a layout to look at."""
@@ -250,7 +251,7 @@ class _Replies:
         return None
 
 
-def _smallest(quantity: str, values: Sequence[int], at: Callable[[int], Reply], end: str) -> Fitted:
+def _smallest(quantity: str, values: Sequence[int], at: Callable[[int], Reply], end: str) -> FitLimit:
     replies = _Replies(values, at)
 
     def too_small(place: int) -> bool:
@@ -267,16 +268,16 @@ def _smallest(quantity: str, values: Sequence[int], at: Callable[[int], Reply], 
         reply = replies(len(values) - 1 if last is None else last)
         at_most = "" if last is None else f"{values[last]}: "
         limit = f"{at_most}{reply.reason.rstrip('.')}; {end}"
-        return Fitted(quantity, None, None, None, limit, refused=last is None)
+        return FitLimit(quantity, None, None, None, limit, refused=last is None)
     below = replies.legal(edge - 1, -1)
     if below is None:
-        return Fitted(quantity, values[answer], replies(answer).best, None, "nothing smaller can be asked for")
-    return Fitted(quantity, values[answer], replies(answer).best, values[below], replies(below).reason)
+        return FitLimit(quantity, values[answer], replies(answer).best, None, "nothing smaller can be asked for")
+    return FitLimit(quantity, values[answer], replies(answer).best, values[below], replies(below).reason)
 
 
 def _largest(
     quantity: str, values: Sequence[int], at: Callable[[int], Reply], end: str, *, every: bool = False
-) -> Fitted:
+) -> FitLimit:
     """`every` asks about each value from the largest down, where what fits has gaps."""
     replies = _Replies(values, at)
 
@@ -296,15 +297,15 @@ def _largest(
     if answer is None:
         first = replies(0 if beyond is None else beyond)
         smallest = None if beyond is None else values[beyond]
-        return Fitted(quantity, None, None, smallest, first.reason, refused=beyond is None)
+        return FitLimit(quantity, None, None, smallest, first.reason, refused=beyond is None)
     limit = end if beyond is None else replies(beyond).reason
-    return Fitted(quantity, values[answer], replies(answer).best, None if beyond is None else values[beyond], limit)
+    return FitLimit(quantity, values[answer], replies(answer).best, None if beyond is None else values[beyond], limit)
 
 
 # -- fit/1 ---------------------------------------------------------------------------------------------------------
 
 
-def as_json(found: Fits) -> bytes:
+def as_json(found: FitLimits) -> bytes:
     """One object: the question's nouns, then one answer a quantity."""
     question = found.question
     answers = []

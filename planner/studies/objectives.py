@@ -15,7 +15,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
 from planner.decide.answers import FREE, Answer, Constraints
 from planner.decide.recommendation import among_methods, recommend
-from planner.studies.fit import Fitted, fit
+from planner.studies.fit import FitLimit, fit
 from planner.studies.reply import Resize
 
 QUANTITIES = {"fewest-gpus": "gpus", "largest-context": "seq-len", "largest-micro-batch": "micro-batch"}
@@ -27,7 +27,7 @@ class Reached(msgspec.Struct, frozen=True):
 
     objective: str
     found: Answer
-    fitted: Fitted | None = None
+    fitted: FitLimit | None = None
 
 
 def reach(
@@ -60,7 +60,7 @@ def reach(
     return Reached(objective, found, fitted)
 
 
-def _adapted(question: Question, resize: Resize, fitted: Fitted, max_gpus: int) -> Question:
+def _adapted(question: Question, resize: Resize, fitted: FitLimit, max_gpus: int) -> Question:
     """The question at the value found; where nothing fits, at the easiest value, whose best is the nearest to it."""
     if fitted.quantity == "gpus":
         return resize(max_gpus if fitted.value is None else fitted.value)

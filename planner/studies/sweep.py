@@ -13,6 +13,7 @@ import msgspec
 
 from planner.ask.question import Question, warnings
 from planner.basics.arith import Number
+from planner.basics.display import Displayed
 from planner.basics.errors import PlannerError
 from planner.basics.formula import formula
 from planner.basics.progress import Cancelled
@@ -50,7 +51,7 @@ def marginal_return(tokens_per_s: Number, gpus: Number, before_tokens_per_s: Num
     return (tokens_per_s / before_tokens_per_s - 1) / (gpus / before_gpus - 1)
 
 
-class Point(msgspec.Struct, frozen=True):
+class SweepPoint(msgspec.Struct, frozen=True):
     """One size. `best` None: `reason` says why. Ratios are None where no time is known; `marginal` compares with the
     size before it that has a time."""
 
@@ -67,7 +68,7 @@ class Point(msgspec.Struct, frozen=True):
         return None if self.best is None else scalar(self.best.throughput.tokens_per_s)
 
 
-class Sweep(msgspec.Struct, frozen=True):
+class Sweep(Displayed, msgspec.Struct, frozen=True):
     """`scaling` is "strong" (one global batch for all sizes) or "weak" (it grows with the GPUs, `sequences_per_gpu`
     each). More GPUs pay up to `pays_until`; `stops_at` is the first size whose step brings less than `worth`.
     `interrupted`: a watcher ended the search (progress.py), and the sizes not looked at have no layout."""
@@ -76,7 +77,7 @@ class Sweep(msgspec.Struct, frozen=True):
     scaling: str
     global_batch_size: int | None
     sequences_per_gpu: float | None
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
     worth: float
     pays_until: int | None
     stops_at: int | None
@@ -136,12 +137,12 @@ def _ask_in_proportion(question: Question, share: Fraction, constraints: Constra
     return ask(msgspec.structs.replace(question, job=job), constraints)
 
 
-def _points(replies: dict[int, Reply]) -> tuple[Point, ...]:
-    points: list[Point] = []
+def _points(replies: dict[int, Reply]) -> tuple[SweepPoint, ...]:
+    points: list[SweepPoint] = []
     smallest: tuple[int, float] | None = None
     before: tuple[int, float] | None = None
     for gpus, reply in replies.items():
-        point = Point(gpus, reply.best, reply.reason)
+        point = SweepPoint(gpus, reply.best, reply.reason)
         if (speed := point.tokens_per_s) is not None:
             smallest = smallest or (gpus, speed)
             ratio = speed_up(speed, smallest[1])
@@ -156,7 +157,7 @@ def _points(replies: dict[int, Reply]) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def where_it_stops(points: Sequence[Point], worth: float) -> tuple[int | None, int | None]:
+def where_it_stops(points: Sequence[SweepPoint], worth: float) -> tuple[int | None, int | None]:
     """(largest size that pays, first that does not): the first step whose added GPUs bring less than `worth` each."""
     pays_until: int | None = None
     for point in points:

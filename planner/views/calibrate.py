@@ -6,8 +6,8 @@ Not here: any figure (planner/calibrate).
 from __future__ import annotations
 
 from planner.basics.tabletext import table
-from planner.calibrate.report import Calibrated, Line, OfSource
-from planner.calibrate.statistics import Errors
+from planner.calibrate.report import Calibrated, ErrorLine, OfSource
+from planner.calibrate.statistics import RelativeErrors
 from planner.spec.calibration import Calibration
 
 SOURCE_HEAD = ("", "source", "n", "model left out", "source left out", "GPU left out")
@@ -38,7 +38,7 @@ def entry_count(made: Calibration) -> int:
     return sum(len(group) for group in (made.allocator, made.compute, made.overlap, made.links))
 
 
-def row_text(one: Line) -> tuple[str, ...]:
+def row_text(one: ErrorLine) -> tuple[str, ...]:
     """A group's errors as the cells under HEAD."""
     errors = (one.before, one.fitted, one.left_model, one.left_source, one.left_gpu)
     return (one.what, one.runtime, one.gpu, str(one.before.n), *(_errors(each) for each in errors))
@@ -50,7 +50,7 @@ def source_text(one: OfSource) -> tuple[str, ...]:
     return (one.what, one.source, str(one.left_model.n), *(_errors(each) for each in errors))
 
 
-def _errors(one: Errors) -> str:
+def _errors(one: RelativeErrors) -> str:
     return f"{one.median:.1%} / {one.p90:.0%}"
 
 

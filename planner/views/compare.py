@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from planner.basics.tabletext import table
+from planner.basics.display import Element, Table, as_text, elements_of
 from planner.basics.units import format_bytes, format_duration, format_seconds, format_volume
 from planner.studies.compare import Comparison, Side, Volume, ratio
 from planner.views.render import NOT_KNOWN, count_text, layout_text
@@ -17,9 +17,15 @@ LONGEST_VALUE = 40
 
 
 def compare_text(found: Comparison) -> str:
+    """`planner compare` as text."""
+    return as_text(compare_view(found))
+
+
+@elements_of.register(Comparison)
+def compare_view(found: Comparison) -> list[Element]:
     """Names first: columns are A, B, ..."""
     letters = [chr(ord("A") + place) for place in range(len(found.sides))]
-    parts = [
+    parts: list[Element] = [
         f"{letter}: {side.name}: {side.plan.model.name} on {side.plan.cluster.gpus} {side.plan.cluster.gpu.name}, "
         f"{side.plan.layout.engine}, {layout_text(side.plan.layout)}"
         for letter, side in zip(letters, found.sides, strict=True)
@@ -33,7 +39,7 @@ def compare_text(found: Comparison) -> str:
     else:
         parts.append("The same training, split differently." if found.differences else "The same inputs.")
     parts += [f"note: {note}." for note in found.notes]
-    return "\n".join(parts)
+    return parts
 
 
 def _training_name(field: str) -> str:
@@ -42,11 +48,11 @@ def _training_name(field: str) -> str:
     return part if part == "model" else rest.partition(".")[0] if not rest.startswith("recipe.") else rest
 
 
-def _differences(found: Comparison, letters: list[str]) -> list[str]:
+def _differences(found: Comparison, letters: list[str]) -> list[Element]:
     if not found.differences:
         return ["No input differs."]
-    rows = [(field, *(_value(value) for value in values)) for field, values in found.differences.items()]
-    return [table(("what differs", *letters), rows)]
+    rows = tuple((field, *map(_value, values)) for field, values in found.differences.items())
+    return [Table(("what differs", *letters), rows)]
 
 
 def _value(value: Any) -> str:
@@ -54,7 +60,7 @@ def _value(value: Any) -> str:
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
 
 
-def _figures(found: Comparison, letters: list[str]) -> str:
+def _figures(found: Comparison, letters: list[str]) -> Table:
     sides = found.sides
     terms = [term for term in dict.fromkeys(term for side in sides for term in side.terms) if _any(sides, term)]
     saved = [side.plan.prediction.checkpoint for side in sides]
@@ -77,7 +83,7 @@ def _figures(found: Comparison, letters: list[str]) -> str:
         _row("  written in", [None if one is None else one.seconds for one in saved], format_seconds),
         _row("  best after", [None if one is None else one.interval_s for one in saved], format_duration),
     ]
-    return table(("", *letters, *(f"{letter}/A" for letter in letters[1:])), rows)
+    return Table(("", *letters, *(f"{letter}/A" for letter in letters[1:])), tuple(rows))
 
 
 def _any(sides: tuple[Side, ...], term: str) -> bool:

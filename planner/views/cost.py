@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from planner.basics.tabletext import table
+from planner.basics.display import Element, Table, as_text, elements_of
 from planner.basics.units import format_bytes, format_duration
 from planner.studies.cost import Cost
 from planner.views import strategy_text
@@ -18,26 +18,33 @@ from planner.views.render import (
     layout_text,
     percent_text,
     seconds_text,
-    trust_text,
 )
+from planner.views.verdict import trust_text
 
 
 def cost_text(found: Cost) -> str:
+    """`planner cost` as text."""
+    return as_text(cost_view(found))
+
+
+@elements_of.register(Cost)
+def cost_view(found: Cost) -> list[Element]:
     """One figure a row."""
     best, question = found.best, found.question
     batch = best.case.layout.global_batch_size
-    parts = [
+    parts: list[Element] = [
         headline(question),
         f"{strategy_text(best)}: {layout_text(best.case.layout)}, global batch {batch}, "
         f"step {seconds_text(best.time.step_s)}, {count_text(best.throughput.tokens_per_s)} tokens/s",
         "",
-        table(("what", "figure"), _rows(found), left=2),
+        Table(("what", "figure"), tuple(_rows(found)), left=2),
         "",
     ]
     parts += [f"not counted: {line}." for line in found.unknown]
     if question.job.global_batch_size is None:
         parts.append(f"The global batch of {batch} is the layout's own choice; --global-batch-size fixes it.")
-    return "\n".join([*parts, trust_text(question.calibration, [found.best])]).rstrip()
+    trust = trust_text(question.calibration, [found.best])
+    return [*parts, *([trust] if trust else [])]
 
 
 def _rows(found: Cost) -> list[tuple[str, str]]:

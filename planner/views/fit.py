@@ -5,11 +5,12 @@ Not here: any figure (planner.studies.fit).
 
 from __future__ import annotations
 
-from planner.basics.tabletext import table
-from planner.studies.fit import Fits, Fitted
+from planner.basics.display import Element, Table, as_text, elements_of
+from planner.studies.fit import FitLimit, FitLimits
 from planner.views import strategy_text
 from planner.views.phase import ON_CARD
-from planner.views.render import NOT_KNOWN, cells, headline, host_text, trust_text, verdicts_text
+from planner.views.render import NOT_KNOWN, cells, headline, host_text
+from planner.views.verdict import trust_text, verdicts_text
 
 NAMES = {
     "gpus": "fewest GPUs",
@@ -20,10 +21,16 @@ NAMES = {
 FIGURES = ("layout", "micro x accum", ON_CARD, "band", "fits", "step", "tokens/s/GPU")
 
 
-def fit_text(found: Fits) -> str:
+def fit_text(found: FitLimits) -> str:
+    """`planner fit` as text."""
+    return as_text(fit_view(found))
+
+
+@elements_of.register(FitLimits)
+def fit_view(found: FitLimits) -> list[Element]:
     """The table, then what stops each."""
     head = ("", "what fits", "strategy", *FIGURES)
-    parts = [headline(found.question), "", table(head, [_row(one) for one in found.found], 4), ""]
+    parts: list[Element] = [headline(found.question), "", Table(head, tuple(map(_row, found.found)), 4), ""]
     parts += [f"{NAMES[one.quantity]}: {limit_text(one)}{_offloaded(one)}" for one in found.found]
     parts += [f"{NAMES[quantity]}: not searched, {reason}." for quantity, reason in found.fixed.items()]
     best = [one.best for one in found.found if one.best is not None]
@@ -34,22 +41,22 @@ def fit_text(found: Fits) -> str:
     fewest = next((one.value for one in found.found if one.quantity == "gpus" and one.value is not None), None)
     if fewest is not None and fewest > gpus and any(one.value is None and not one.interrupted for one in found.found):
         parts.append(f"{gpus} GPUs are too few: --gpus {fewest} is the smallest cluster that holds this job.")
-    return "\n".join(parts)
+    return parts
 
 
-def _row(one: Fitted) -> tuple[str, ...]:
+def _row(one: FitLimit) -> tuple[str, ...]:
     if one.best is None:
         return (NAMES[one.quantity], NOT_KNOWN if one.interrupted else "nothing", *(NOT_KNOWN,) * 8)
     return (NAMES[one.quantity], f"{one.value:,}", strategy_text(one.best), *cells(one.best, FIGURES))
 
 
-def _offloaded(one: Fitted) -> str:
+def _offloaded(one: FitLimit) -> str:
     if not one.offloaded or one.best is None:
         return ""
     return f" Nothing fits without offload: states wait in host memory, {host_text(one.best)} of each node."
 
 
-def limit_text(one: Fitted) -> str:
+def limit_text(one: FitLimit) -> str:
     """What stops the next value."""
     value = "" if one.beyond is None else f"at {one.beyond:,}: "
     return f"{value}{one.limit.rstrip('.')}."

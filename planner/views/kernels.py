@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from planner.basics.tabletext import table
-from planner.calibrate.kernels.predict import Answer
-from planner.calibrate.kernels.score import Errors
+from planner.calibrate.kernels.predict import RowPrediction
+from planner.calibrate.kernels.score import KernelErrors
 from planner.calibrate.kernels.tables import KernelRow
 
 SCHEMA = "replay-kernels/1"
@@ -21,7 +21,7 @@ MOST_REASONS = 12
 MICRO = 1e6
 
 
-def text(rows: Sequence[KernelRow], answers: Sequence[Answer], found: Sequence[Errors]) -> str:
+def text(rows: Sequence[KernelRow], answers: Sequence[RowPrediction], found: Sequence[KernelErrors]) -> str:
     """How many were predicted, how far off they are by GPU and kind, and why the others were not."""
     predicted = sum(answer.predicted_s is not None for answer in answers)
     head = ["GPU", "kernel", "rows", "compared", "error, median", "p90", "predicted / measured", "numbers of"]
@@ -42,13 +42,13 @@ def text(rows: Sequence[KernelRow], answers: Sequence[Answer], found: Sequence[E
     return "\n".join(parts)
 
 
-def as_json(rows: Sequence[KernelRow], answers: Sequence[Answer], found: Sequence[Errors]) -> bytes:
+def as_json(rows: Sequence[KernelRow], answers: Sequence[RowPrediction], found: Sequence[KernelErrors]) -> bytes:
     """One object: every row, and the errors."""
     told = [row_dict(row, answer) for row, answer in zip(rows, answers, strict=True)]
     return msgspec.json.encode({"schema": SCHEMA, "rows": told, "summary": found})
 
 
-def row_dict(row: KernelRow, answer: Answer) -> dict[str, Any]:
+def row_dict(row: KernelRow, answer: RowPrediction) -> dict[str, Any]:
     """One row of the contract; what was not measured, or is not known, is null."""
     return {
         "id": f"{row.file}:{row.line}",

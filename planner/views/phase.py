@@ -6,14 +6,16 @@ Not here: which parts and options there are (decide/phases.py, decide/levers.py)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from planner.basics.formula import Step
+from planner.basics.formula import FormulaCall
 from planner.basics.tabletext import table
 from planner.basics.units import format_bytes
-from planner.decide.explanation import tree_text
-from planner.decide.levers import Lever
-from planner.decide.phases import Part, PhaseExplanation
 from planner.spec.options import OPTIONS
+
+if TYPE_CHECKING:
+    from planner.decide.levers import Lever
+    from planner.decide.phases import Part, PhaseExplanation
 
 ON_CARD = "on the card"
 SHOWN = 0.0005
@@ -39,7 +41,9 @@ def phase_text(found: PhaseExplanation) -> str:
         lines.append(f"on the card beside it {told}")
     lines += ["", "WHAT WOULD MAKE IT SMALLER", _levers(found)]
     if found.formulas:
-        lines += ["", tree_text(Step("formulas", "", "", "", steps=list(found.formulas)))]
+        from planner.decide.explanation import tree_text  # an estimate's text has no formulas
+
+        lines += ["", tree_text(FormulaCall("formulas", "", "", "", steps=list(found.formulas)))]
     return "\n".join(lines)
 
 

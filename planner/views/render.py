@@ -9,31 +9,24 @@ from collections.abc import Callable, Iterable, Sequence
 
 from planner.ask.question import Question, warnings
 from planner.basics.arith import Number
+from planner.basics.display import Table
 from planner.basics.tabletext import table
 from planner.basics.units import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
-from planner.decide.advice import advice
-from planner.decide.answers import Answer, Estimate, serial_seconds_of
+from planner.decide.answers import Estimate
 from planner.decide.estimate_json import breakdown
-from planner.decide.levers import Lever
-from planner.decide.reasons import reasons_of
 from planner.decide.recommendation import differences
-from planner.decide.star import TIE, parts_of
 from planner.engines.common import step_name
-from planner.figures.passes import coefficients
 from planner.figures.steptime import scalar
 from planner.inventory import parameters
 from planner.parallelism.groups import MESH_AXES
 from planner.spec import Layout, ModelSpec, TrainingJob
-from planner.spec.calibration import Calibration
 from planner.spec.plan import Plan
-from planner.views.phase import ON_CARD, beside_text, typed
+from planner.views.phase import ON_CARD, beside_text
 
 NOT_KNOWN = "n/a"
 REASON_COLUMNS = 110
 OWN_COLUMN = ("engine", "micro_batch_size", "grad_accum")
 """Fields that tables show in columns of their own."""
-LEAST_SHOWN = 0.0005
-"""Share of a step that is printed as more than nothing."""
 
 
 def layout_text(layout: Layout) -> str:
@@ -123,39 +116,9 @@ def _documents(job: TrainingJob) -> str:
     return f" ({job.packing}, {job.mean_seq_len} a document{useful})"
 
 
-def answer_text(found: Answer) -> str:
-    """The table of strategies, why some do not fit or are not there, the recommendation, and the reasons for it."""
-    parts = [headline(found.question), ""]
-    if found.estimates:
-        parts += [layouts_table(found.estimates, found.recommended), ""]
-    for one in found.estimates:
-        launched = one.launchable or not found.question.launching
-        notes = [*one.reasons, *([] if launched else [f"cannot be launched: {one.refusal}"])]
-        parts += [f"{one.name}: {note}." for note in notes]
-    parts += [f"{name}: not available: {reason}." for name, reason in found.unavailable.items()]
-    parts += [
-        *assumed_text(found.question, found.estimates),
-        *verdicts_text(found.estimates),
-        _verdict(found),
-        *why_text(found),
-    ]
-    return "\n".join(parts)
-
-
-def why_text(found: Answer) -> list[str]:
-    """The reasons, one a line."""
-    from textwrap import fill
-
-    told = [  # an option's name stays whole
-        fill(one.text, REASON_COLUMNS, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
-        for one in reasons_of(found)
-    ]
-    return ["", *told] if told else []
-
-
 def layouts_table(
     shown: Sequence[Estimate], recommended: int | None, layouts: Sequence[str] | None = None, head: str = "layout"
-) -> str:
+) -> Table:
     """One layout a row, host memory beside the device's where any row offloads; `layouts` stand in place of sizes."""
     names = [one for one in COLUMNS if one != HOST or any(estimate.memory.host_node_bytes for estimate in shown)]
     rows = []
@@ -163,7 +126,7 @@ def layouts_table(
         name, layout, *figures = cells(one, names)
         mark = "* " if place == recommended else "  "
         rows.append((mark + name, layouts[place] if layouts else layout, *figures))
-    return table((names[0], head, *names[2:]), rows, left=2)
+    return Table((names[0], head, *names[2:]), tuple(rows), left=2)
 
 
 def cells(one: Estimate, names: Iterable[str]) -> tuple[str, ...]:
@@ -206,74 +169,6 @@ COLUMNS: dict[str, Callable[[Estimate], str]] = {
 }
 """What tables of layouts have columns of."""
 
-VERDICTS = {
-    "likely": "likely: its upper end is beyond the card",
-    "close": "close: its lower end is on the card, which is too little to count on",
-}
-"""What the words mean that are neither yes nor no."""
-
-
-def verdicts_text(shown: Iterable[Estimate]) -> list[str]:
-    """The words between yes and no that are there, each with what it means."""
-    words = {one.verdict for one in shown}
-    told = [about for word, about in VERDICTS.items() if word in words]
-    return [f"Nine measurements of ten lie in the memory's band. {'; '.join(told).capitalize()}."] if told else []
-
-
-def trust_text(known: Calibration, shown: Iterable[Estimate]) -> str:
-    """What the times that are shown rest on, and how far they may be off; nothing where none is known."""
-    found = [coefficients(one.case, known).bands for one in shown if one.time.step_s is not None]
-    if not found:
-        return ""
-    low, high = min(one.time_low for one in found), max(one.time_high for one in found)
-    return f"Times rest on the coefficients {known.name!r}: expect {low:g} to {high:g} times as long."
-
-
-def _verdict(found: Answer) -> str:
-    chosen = found.estimates if found.recommended is None else [found.estimates[found.recommended]]
-    if found.recommended is None:
-        told = trouble(found) + "."
-    else:
-        one = found.estimates[found.recommended]
-        told = f"* recommended: {one.name}, {layout_text(one.case.layout)}.{only_offloaded(found)}"
-    trust = trust_text(found.question.calibration, chosen)
-    return "\n".join([f"{told[0].upper()}{told[1:]} {trust}".rstrip(), *star_text(found)])
-
-
-def star_text(found: Answer) -> list[str]:
-    """Why the star is not the fastest, and what it costs where nothing overlaps, a sentence each."""
-    star, fastest, tie = found.best, found.fastest, found.constraints.tie
-    if star is None:
-        return []
-    told = []
-    if fastest is not None:
-        gain = f"{found.slower:.1%} faster" if found.slower >= LEAST_SHOWN else "as fast"
-        alike = parts_of(star.case.layout, 1) == parts_of(fastest.case.layout, 1)
-        better = "one that needs less memory" if alike else "simpler layout"
-        sent = format_volume(fastest.comm.wire_bytes_per_rank)
-        overlaps = serial_seconds_of(fastest) > serial_seconds_of(star) and found.slower >= LEAST_SHOWN
-        told.append(
-            f"{apart_text(star, fastest)} is {gain}{f' if all its {sent} overlap' if overlaps else ''}. Predictions "
-            f"within {tie:.0%} are a tie, so the {better} is recommended (--tie 0 recommends the fastest)."
-        )
-    safest = min(
-        (one for one in found.estimates if one.fits and one.case.job.method == star.case.job.method),
-        key=serial_seconds_of,
-        default=star,
-    )
-    if serial_seconds_of(safest) * (1 + TIE) < serial_seconds_of(star):
-        more = serial_seconds_of(star) / serial_seconds_of(safest) - 1
-        told.append(f"If nothing overlapped, {apart_text(star, safest)} would be {more:.0%} faster.")
-    return told
-
-
-def apart_text(first: Estimate, other: Estimate) -> str:
-    """Another layout by its name, with what the name does not say of how it differs from a first one."""
-    layout, batch = other.case.layout, batch_text(other.case.layout)
-    if other.name != first.name:
-        return f"{other.name} ({batch})"
-    return f"{other.name} ({', '.join([*changes(first.case.layout, layout), batch])})"
-
 
 def changes(first: Layout, other: Layout) -> list[str]:
     """The fields that are not as in the first, but for those with a column of their own."""
@@ -285,45 +180,6 @@ def changes(first: Layout, other: Layout) -> list[str]:
 
 def _value(value: object) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-
-
-def only_offloaded(found: Answer) -> str:
-    """Said where a layout was found only with offload."""
-    return " Nothing fits without offload: states wait in host memory." if found.offload_tried else ""
-
-
-def trouble(found: Answer) -> str:
-    """Why nothing is recommended, and the way out."""
-    if not found.estimates:
-        return "no strategy is left, whatever its memory"
-    if any(one.fits for one in found.estimates):
-        return "something fits, but no backend here can launch it: nothing is recommended"
-    even = ", not even with states in host memory" if found.offload_tried else ""
-    return f"{what_fits_not(found)}{even}: {way_out(found)}"
-
-
-def what_fits_not(found: Answer) -> str:
-    """What no layout was found for: all that was asked, or full training, beside which adapters were not looked at."""
-    methods = {one.case.job.method for one in found.estimates}
-    others = found.question.both_methods and not found.question.pins.exact and methods == {"full"}
-    if found.question.uncounted.may_fit:
-        return "nothing is known to fit"
-    return "full training does not fit" if others else "nothing fits"
-
-
-def way_out(found: Answer) -> str:
-    """What would need less memory, or give more, each asked again; the one that saves most first."""
-    short = [one.memory.host_node_bytes for one in found.estimates if one.memory.host_fits is False]
-    hosts = [f"hosts with {format_bytes(min(short))} (--host-memory) would hold it"] if short else []
-    told = [f"{typed(lever)} saves {_saved(lever)}" for lever in advice(found)]
-    told[:1] = [f"without offload, {one}" if short else one for one in told[:1]]
-    return "; ".join([*hosts, *told]) or "no option saves a twentieth of it: use a smaller model"
-
-
-def _saved(lever: Lever) -> str:
-    fits = "which fits" if lever.fits else "which does not fit alone"
-    other = "" if lever.same_training else ", and is another training"
-    return f"{format_bytes(lever.saved_bytes)}: {format_bytes(lever.device_bytes)} on the card, {fits}{other}"
 
 
 def explain_text(one: Estimate) -> str:
@@ -371,7 +227,7 @@ def _beside(one: Estimate) -> list[str]:
     if size := one.memory.pending_bytes:
         lines.append(
             f"pending are {format_bytes(size)} of freed blocks while the host is ahead: PyTorch waits for them "
-            "where it is short itself, nobody else can"
+            "when it needs memory itself, other processes cannot use them"
         )
     return lines
 

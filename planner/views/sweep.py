@@ -6,10 +6,11 @@ Not here: any figure (planner.studies.sweep).
 from __future__ import annotations
 
 from planner.ask.question import warnings
-from planner.basics.tabletext import table
-from planner.studies.sweep import Point, Sweep
+from planner.basics.display import Element, Table, as_text, elements_of
+from planner.studies.sweep import Sweep, SweepPoint
 from planner.views import strategy_text
-from planner.views.render import NOT_KNOWN, cells, count_text, network_text, percent_text, seconds_text, trust_text
+from planner.views.render import NOT_KNOWN, cells, count_text, network_text, percent_text, seconds_text
+from planner.views.verdict import trust_text
 
 PLACED = ("layout", "micro x accum")
 ABOVE = 1.0005
@@ -17,26 +18,27 @@ ABOVE = 1.0005
 
 
 def sweep_text(found: Sweep) -> str:
+    """`planner sweep` as text."""
+    return as_text(sweep_view(found))
+
+
+@elements_of.register(Sweep)
+def sweep_view(found: Sweep) -> list[Element]:
     """What is kept fixed, the table, and the verdict with its criterion."""
     question = found.question
     job = question.job
     head = ("GPUs", "strategy", *PLACED, "batch", "step", "tokens/s", "speed-up", "efficiency", "added")
-    parts = [
+    parts: list[Element] = [
         f"{question.model.name}, {job.precision}, {job.optimizer.name}, {job.seq_len} tokens, "
         f"on {question.cluster.gpu.name} ({question.cluster.name}{network_text(question).replace(', ', '; ', 1)})",
         *(f"warning: {told}." for told in warnings(question)),
         scaling_sentence(found),
         "",
-        table(head, [_row(point) for point in found.points], left=3),
+        Table(head, tuple(_row(point) for point in found.points), left=3),
     ]
     parts += [f"at {point.gpus}: {point.reason.rstrip('.')}." for point in found.points if point.best is None]
-    parts += [
-        "",
-        *above_proportion(found),
-        verdict(found),
-        trust_text(question.calibration, [point.best for point in found.points if point.best]),
-    ]
-    return "\n".join(parts).rstrip()
+    trust = trust_text(question.calibration, [point.best for point in found.points if point.best])
+    return [*parts, "", *above_proportion(found), verdict(found), *([trust] if trust else [])]
 
 
 def scaling_sentence(found: Sweep) -> str:
@@ -85,7 +87,7 @@ def verdict(found: Sweep) -> str:
     )
 
 
-def _row(point: Point) -> tuple[str, ...]:
+def _row(point: SweepPoint) -> tuple[str, ...]:
     if point.best is None:
         return (str(point.gpus), "none", *("",) * 8)
     return (

@@ -12,7 +12,7 @@ import msgspec
 
 from planner.basics.tomltext import pairs
 from planner.figures.kernels.device import named
-from planner.spec.kernel_times import GROUPS, AttentionTimes, Fitted, MemoryTimes, ProductTimes
+from planner.spec.kernel_times import GROUPS, AttentionTimes, FitEvidence, MemoryTimes, ProductTimes
 from scripts.kernels.measured import FITTED, PROJECT, TABLES, measured
 from tests.truth.kernel_fits.fit import backward_share, by_best, fit
 
@@ -30,12 +30,12 @@ MOVING = {
 }
 WRITTEN = "# What follows is written by make kernels; the chip's facts above are by hand."
 
-Sections = Mapping[str, Sequence[Fitted]]
+Sections = Mapping[str, Sequence[FitEvidence]]
 
 
 def write(only: tuple[str, ...]) -> None:
     """Fit the tables of these GPUs and write their files."""
-    found: dict[str, dict[str, list[Fitted]]] = {}
+    found: dict[str, dict[str, list[FitEvidence]]] = {}
     for one in measured(*FITTED, only=only):
         times = fit(one.group, one.seconds, COLLECTOR.format(one.table))
         found.setdefault(one.group.gpu, {}).setdefault(SECTION[one.group.kind], []).append(times)
@@ -72,13 +72,13 @@ def write_best(only: tuple[str, ...], tabled: Collection[str]) -> None:
         rewrite(gpu, {"products": [times]})
 
 
-def moving(gpu: str, sections: Sections, source: str) -> list[Fitted]:
+def moving(gpu: str, sections: Sections, source: str) -> list[FitEvidence]:
     """Kernels that only move bytes: SimuMax's shares of the rate it names, as shares of the datasheet's."""
     other, product = named(TRAINED[gpu]), sections["products"][0]
     assert other is not None and isinstance(product, ProductTimes)
     with (TABLES / "training_ops.csv").open(encoding="utf-8", newline="") as stream:
         rows = [row for row in csv.DictReader(stream) if row["gpu"] == TRAINED[gpu]]
-    found: list[Fitted] = []
+    found: list[FitEvidence] = []
     for kind, ops in MOVING.items():
         here = [row for row in rows if row["op"] in ops]
         shares = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from planner.calibrate.kernels.predict import Column, Group, grouped
+from planner.calibrate.kernels.predict import Column, RowGroup, grouped
 from planner.calibrate.kernels.tables import read
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ FITTED = ("matmul", "attention", "experts", "collectives")
 class Measured(msgspec.Struct, frozen=True):
     """A group with its measured seconds, and the table it is from."""
 
-    group: Group
+    group: RowGroup
     seconds: Column
     table: str
 

@@ -11,14 +11,14 @@ from statistics import median
 
 from planner.calibrate.predict import replay
 from planner.calibrate.score import FitScore, RankScore, Summary, summary
-from planner.calibrate.tables import NO, Table, share_text, tables
+from planner.calibrate.tables import NO, ScoreTable, share_text, tables
 from planner.spec.calibration import calibration
 from scripts.pages import combinations, layouts
 from tests.truth.published.reader import each
 
 HEAD = """# Accuracy
 
-Predictions held against {predicted} of {rows} measurements (tests/truth), with the calibration `{calibration}`.
+Predictions compared with {predicted} of {rows} measurements (tests/truth), with the calibration `{calibration}`.
 All but those of `own_*` were published by other people.
 `make docs` writes this page, `make accuracy` prints it for what the code says now, and a test compares the two.
 Your own rows are replayed the same way: `planner replay rows.jsonl`.
@@ -92,7 +92,7 @@ def page(found: Summary, calibration: str, parts: Path) -> str:
     return "\n".join([*written, *own])
 
 
-def _overview(found: Summary) -> Table:
+def _overview(found: Summary) -> ScoreTable:
     rows = []
     for source, (count, predicted) in found.rows.items():
         memory = [
@@ -116,7 +116,7 @@ def _overview(found: Summary) -> Table:
                 _failed_first(ranks),
             )
         )
-    return Table(
+    return ScoreTable(
         "By source",
         (
             "source", "rows", "predicted", "memory median / p90", "time factor", "after one scale",
@@ -144,7 +144,7 @@ def _failed_first(ranks: list[RankScore]) -> str:
     return f"{sum(one.regret is None for one in chosen)} of {len(chosen)}" if chosen else NO
 
 
-def _markdown(table: Table) -> str:
+def _markdown(table: ScoreTable) -> str:
     head = [
         f"| {' | '.join(table.head)} |",
         "|" + "".join(_rule(place < table.left) for place in range(len(table.head))),

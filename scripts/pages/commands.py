@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import click
 
 from executor.cli import executor
-from planner.cli import Asking, planner, question_params
+from planner.cli import QuestionCommand, planner, question_params
 
 HEAD = """# Commands and options
 
@@ -45,7 +45,7 @@ def commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, 
 
 def _section(title: str, command: click.Command, context: click.Context) -> list[str]:
     """One command: how it is called, what it does, its own options."""
-    shared = {one.name for one in question_params()} if isinstance(command, Asking) else set()
+    shared = {one.name for one in question_params()} if isinstance(command, QuestionCommand) else set()
     own = [one for one in command.params if isinstance(one, click.Option)]
     usage = " ".join([title, *command.collect_usage_pieces(context)])
     lines = [f"## {title}", "", f"`{usage}`", "", " ".join((command.help or "").split()), ""]

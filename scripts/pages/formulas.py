@@ -9,7 +9,7 @@ import pkgutil
 from importlib import import_module
 
 import planner
-from planner.basics.formula import Step, known_formulas
+from planner.basics.formula import FormulaCall, known_formulas
 
 HEAD = """# Formulas
 
@@ -23,7 +23,7 @@ def page() -> str:
     for found in pkgutil.walk_packages(planner.__path__, "planner."):
         if not found.name.endswith("__main__"):
             import_module(found.name)
-    by_module: dict[str, list[Step]] = {}
+    by_module: dict[str, list[FormulaCall]] = {}
     for place, info in known_formulas().items():
         if not place.startswith("planner."):
             continue  # of an engine that is not shipped

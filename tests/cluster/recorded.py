@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from planned import predicted
 
 from planner.spec.plan import Plan, Prediction
-from planner.spec.record import Measured
+from planner.spec.record import RankMeasurements
 
 FOLDER = Path(__file__).parents[1] / "recorded"
 SCHEMA = "recorded/1"
@@ -25,7 +25,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that measured the same."""
 
     ranks: tuple[int, ...]
-    measured: Measured
+    measured: RankMeasurements
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     measured: tuple[Ranks, ...]
 
-    def facts(self) -> tuple[Plan, tuple[Measured, ...]]:
+    def facts(self) -> tuple[Plan, tuple[RankMeasurements, ...]]:
         """The plan as it is predicted today, and every rank's measurement by rank."""
         ranks = sorted(
             (replace(each.measured, rank=rank) for each in self.measured for rank in each.ranks),
@@ -56,7 +56,7 @@ def read(name: str) -> Recorded:
     return msgspec.json.decode((FOLDER / f"{name}.json").read_bytes(), type=Recorded)
 
 
-def write(name: str, plan: Plan, measured: tuple[Measured, ...], folder: Path = FOLDER) -> None:
+def write(name: str, plan: Plan, measured: tuple[RankMeasurements, ...], folder: Path = FOLDER) -> None:
     """Keep bytes and calls of a run; its times are the machine's, and left out."""
     same: dict[bytes, list[int]] = {}
     for rank in measured:

@@ -13,7 +13,7 @@ from executor.measure.lines import FigureLine
 from executor.measure.report import MemoryReport, join_memory, join_traffic, prediction_of
 from planner.parallelism.groups import coordinates
 from planner.spec.plan import PhaseMemory, Plan
-from planner.spec.record import Measured
+from planner.spec.record import RankMeasurements
 
 SMALL_SHARE = 0.02
 LARGEST_MEMORY_ERROR_PERCENT = 5.0
@@ -32,12 +32,12 @@ class Stage(NamedTuple):
         return (self.phase.terms["activations"] + self.phase.terms["logits"]) / self.phase.total
 
 
-def stages_of(plan: Plan, measured: tuple[Measured, ...]) -> list[Stage]:
+def stages_of(plan: Plan, measured: tuple[RankMeasurements, ...]) -> list[Stage]:
     """Every stage of the plan, in order."""
     return [_stage(plan, measured, stage) for stage in range(plan.layout.pp)]
 
 
-def _stage(plan: Plan, measured: tuple[Measured, ...], stage: int) -> Stage:
+def _stage(plan: Plan, measured: tuple[RankMeasurements, ...], stage: int) -> Stage:
     ranks = tuple(one for one in measured if coordinates(plan.layout, one.rank)["pp"] == stage)
     report = join_memory(prediction_of(plan, ranks[0]).memory, ranks)
     heaviest = next(one for one in ranks if one.rank == report.rank)
@@ -47,7 +47,7 @@ def _stage(plan: Plan, measured: tuple[Measured, ...], stage: int) -> Stage:
     return Stage(report, phase, large)
 
 
-def wrong_collectives(plan: Plan, measured: tuple[Measured, ...]) -> list[str]:
+def wrong_collectives(plan: Plan, measured: tuple[RankMeasurements, ...]) -> list[str]:
     """Collectives of a rank's steady step whose bytes or number of calls are not the planned ones."""
     reports = {one.rank: join_traffic(plan, (one,)) for one in measured}
     assert all(bool(report.lines) == (plan.layout.world_size > 1) for report in reports.values())

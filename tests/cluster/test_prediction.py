@@ -18,10 +18,10 @@ from executor.measure.report import join_memory, join_traffic
 from planner.spec import Layout, Lora, Recipe, TrainingJob, presets
 from planner.spec.job import Method, Precision
 from planner.spec.plan import Collective, PhaseMemory, Plan
-from planner.spec.record import Measured
+from planner.spec.record import RankMeasurements
 
 
-def facts(run: Finished) -> tuple[Plan, tuple[Measured, ...]]:
+def facts(run: Finished) -> tuple[Plan, tuple[RankMeasurements, ...]]:
     return read_run_plan(run.folder), tuple(read_measured(run.folder))
 
 

@@ -26,13 +26,13 @@ from planner.calibrate.rows import Row, append_rows, encode_row, read_rows, row_
 from planner.figures.memory import memory_breakdown
 from planner.parallelism.case import Case
 from planner.spec.plan import PhaseMemory
-from planner.spec.record import Measured, RunRecord
+from planner.spec.record import RankMeasurements, RunRecord
 
 CPU = this_machine("cpu")
 TWO = {"load": 1.0, "backward": 3.0}
 
 
-def record(cell: MatrixCell, *measured: Measured, code: int = 0, message: str = "") -> RunRecord:
+def record(cell: MatrixCell, *measured: RankMeasurements, code: int = 0, message: str = "") -> RunRecord:
     return RunRecord(
         plan_hash=cell.plan.content_hash,
         status="completed" if code == 0 else "training failed",
@@ -50,9 +50,9 @@ def record(cell: MatrixCell, *measured: Measured, code: int = 0, message: str = 
     )
 
 
-def rank(number: int, phases: dict[str, float], **allocator: float) -> Measured:
+def rank(number: int, phases: dict[str, float], **allocator: float) -> RankMeasurements:
     memory = tuple(PhaseMemory(phase=name, terms={"params": gib * GIB}) for name, gib in phases.items())
-    return Measured(
+    return RankMeasurements(
         rank=number,
         node=0,
         local_rank=number,

@@ -22,7 +22,7 @@ from executor.worker.meter.traffic import CONTROL_BYTES, group_name
 from executor.worker.world import cpu
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob
 from planner.spec.plan import Plan
-from planner.spec.record import Measured
+from planner.spec.record import RankMeasurements
 
 TINY = {"layers": 4, "hidden": 128, "heads": 4, "kv_heads": 4, "head_dim": 32, "ffn": 352, "vocab": 512}
 SEQ, BATCH = 128, 8
@@ -267,14 +267,16 @@ def profiled_bytes(profile: torch.profiler.profile) -> dict[str, float]:
     return {op: payload for op, payload in sums.items() if payload}
 
 
-def run(engine: str, ranks: int, out: Path, **options: int | bool) -> list[Measured]:
+def run(engine: str, ranks: int, out: Path, **options: int | bool) -> list[RankMeasurements]:
     """Train for real on `ranks` gloo processes; what each measured."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command = [*start, __file__, engine, str(out), json.dumps(options)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [msgspec.json.decode((out / f"rank-{rank}.json").read_bytes(), type=Measured) for rank in range(ranks)]
+    return [
+        msgspec.json.decode((out / f"rank-{rank}.json").read_bytes(), type=RankMeasurements) for rank in range(ranks)
+    ]
 
 
 # One process: known work has known bytes.

@@ -16,7 +16,7 @@ from executor.run.export import check_weights
 from planner.basics.errors import PlannerError
 from planner.spec import Layout, Moe
 from planner.spec.plan import Collective, PhaseMemory, Plan, Prediction, StagePrediction
-from planner.spec.record import Measured, RunRecord, Wire
+from planner.spec.record import RankMeasurements, RunRecord, Wire
 
 MIB = 2**20
 
@@ -29,12 +29,12 @@ def call(op: str, payload: float, *, unit: str = "bucket", count: float = 1) -> 
 
 def rank(
     number: int, backward: float, *, calls: tuple[Collective, ...] = (), step_s: tuple[float, ...] = ()
-) -> Measured:
+) -> RankMeasurements:
     memory = (
         PhaseMemory(phase="forward", terms={"params": 100 * MIB}),
         PhaseMemory(phase="backward", terms={"params": 100 * MIB, "grads": backward * MIB, "buckets": 1 * MIB}),
     )
-    return Measured(
+    return RankMeasurements(
         rank=number,
         node=number,
         local_rank=0,
@@ -113,7 +113,7 @@ def test_collectives_join_by_key_and_none_is_dropped(folder):
     assert traffic.wire.measured is None  # ranks do not see what crossed
 
 
-def with_wire(one: Measured, *step_bytes: float, ranks: int = 1) -> Measured:
+def with_wire(one: RankMeasurements, *step_bytes: float, ranks: int = 1) -> RankMeasurements:
     wire = Wire(interfaces=("eth0", "lo"), ranks=ranks, step_bytes=step_bytes, step_packets=(2.0,) * len(step_bytes))
     return msgspec.structs.replace(one, wire=wire)
 

@@ -21,7 +21,7 @@ from planner import PlannerError, estimate, explain, plan_of, read_plan, recomme
 from planner.basics import command
 from planner.cli import planner as planner_command
 from planner.decide import estimate_json, explanation, recommendation
-from planner.studies import api
+from planner.views import library
 
 PROJECT = Path(__file__).resolve().parents[2]
 TINY = {"model": "tiny-llama", "cluster": "localhost", "seq_len": 128}
@@ -49,9 +49,9 @@ def test_the_package_its_api_and_what_type_checkers_read_name_the_same_things():
         line.partition(" as ")[0].split()[-1] for line in inspect.getsource(planner).splitlines() if " as " in line
     }
 
-    assert names == sorted(api.__all__)
+    assert names == sorted(library.__all__)
     assert for_checkers == set(names)
-    assert all(getattr(planner, name) is getattr(api, name) for name in names)
+    assert all(getattr(planner, name) is getattr(library, name) for name in names)
     assert set(names) <= set(dir(planner))
 
 
@@ -70,7 +70,7 @@ def test_importing_the_package_imports_nothing_of_it():
     assert loaded == "planner"
 
 
-@pytest.mark.parametrize("first", ["decide.explanation", "cli", "studies.api"])
+@pytest.mark.parametrize("first", ["decide.explanation", "cli", "views.library"])
 def test_a_function_is_found_whatever_module_was_imported_before(first):
     code = f"import planner.{first}; from planner import (estimate, recommend, explain); print(estimate, recommend)"
 
@@ -150,7 +150,7 @@ def test_a_plan_names_the_digests_of_its_files(tmp_path):
     ids=repr,
 )
 def test_values_are_taken_as_python_has_them(given, typed):
-    assert api.checked(given) == typed
+    assert library.checked(given) == typed
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,18 @@ from planner.basics import command
 from planner.basics.units import GIB
 from planner.calibrate import fit, holdout, report
 from planner.calibrate.allocator import LEAST, fit_allocator, predicted_bytes
+from planner.calibrate.asked import RunConditions
 from planner.calibrate.bands import ends
 from planner.calibrate.compute import Speeds, Timer, fit_compute
 from planner.calibrate.rows import append_rows
 from planner.calibrate.samples import Sample, of_rows, of_run
 from planner.cli import planner
 from planner.decide.planning import make_plan
-from planner.figures.conditions import Conditions
 from planner.parallelism.case import Case
 from planner.spec import Allocator, Layout, TrainingJob, presets
 from planner.spec.calibration import UNCALIBRATED, Calibration, ComputeEntry, calibration
 from planner.spec.plan import encode_plan
-from planner.spec.record import Measured, PhaseMemory, RunRecord
+from planner.spec.record import PhaseMemory, RankMeasurements, RunRecord
 from tests.truth.published.reader import by_value, each
 
 ROWS = Path(__file__).parent.parent / "truth" / "simumax_b200.jsonl"
@@ -139,7 +139,7 @@ def test_a_pace_of_attention_is_searched_where_software_has_another_than_the_mea
     assert (len(seen) > 1) == searched
 
 
-WAITED = Conditions(blocking=True)
+WAITED = RunConditions(blocking=True)
 
 
 class Added(Timer):
@@ -151,7 +151,7 @@ class Added(Timer):
         return layers * (0.020 * micro * speeds.pace + 60 * speeds.operation_s)
 
 
-def added(speeds: Speeds, conditions: Conditions, runtime: str = "accelerate-ddp") -> list[Sample]:
+def added(speeds: Speeds, conditions: RunConditions, runtime: str = "accelerate-ddp") -> list[Sample]:
     """Runs of one runtime with known speeds, a few percent off in turn."""
     made = []
     for number in range(12):
@@ -169,7 +169,7 @@ def added(speeds: Speeds, conditions: Conditions, runtime: str = "accelerate-ddp
 def test_of_hosts_that_waited_pace_and_operations_are_found_together():
     """One by one, neither is worth a move that the other would have to follow."""
     true = PACED._replace(pace=1.1, operation_s=1.6e-4)
-    waited, free = (fit_compute(added(true, conditions), Added(BASE)) for conditions in (WAITED, Conditions()))
+    waited, free = (fit_compute(added(true, conditions), Added(BASE)) for conditions in (WAITED, RunConditions()))
 
     assert (waited.speeds.pace, waited.speeds.operation_s, waited.waited) == (pytest.approx(1.1), 1.6e-4, True)
     assert free.speeds.operation_s < 1.6e-4 and free.spread > waited.spread and not free.waited
@@ -177,11 +177,11 @@ def test_of_hosts_that_waited_pace_and_operations_are_found_together():
 
 def test_what_hosts_that_waited_took_for_an_operation_tells_nothing_of_others():
     slow = PACED._replace(pace=1.1, operation_s=1.6e-4)
-    free = added(PACED._replace(pace=1.1, operation_s=1e-5), Conditions(), "a")
+    free = added(PACED._replace(pace=1.1, operation_s=1e-5), RunConditions(), "a")
     waited = {name: added(slow, WAITED, name) for name in "bcd"}
 
     def shared(*some: list[Sample]) -> ComputeEntry:
-        made = fit.Fits(Added(BASE), BASE).calibration([one for each in some for one in each], "test")
+        made = fit.SampleFits(Added(BASE), BASE).calibration([one for each in some for one in each], "test")
         here, anywhere = [entry for entry in made.compute if entry.runtime is None]
         assert (here.gpu, anywhere.gpu, here.operation_s) == ("h100-sxm-80gb", "cuda", anywhere.operation_s)
         return here
@@ -214,7 +214,7 @@ def test_too_few_measurements_leave_the_defaults_and_say_so():
 
 
 def fitted(samples: list[Sample]) -> Calibration:
-    return fit.Fits(Timer(BASE), BASE).calibration(samples, "mine")
+    return fit.SampleFits(Timer(BASE), BASE).calibration(samples, "mine")
 
 
 @pytest.mark.parametrize("key", ["model", "source"])
@@ -288,7 +288,7 @@ def test_a_doubled_term_shows_in_the_reported_errors():
     right = report.of_samples(gathered.samples, BASE, "right")
     wrong = report.of_samples([_with_twice_the_gradients(one) for one in gathered.samples], BASE, "wrong")
 
-    def memory(found: report.Calibrated) -> report.Line:
+    def memory(found: report.Calibrated) -> report.ErrorLine:
         return next(line for line in found.lines if line.what == "memory")
 
     assert memory(right).left_model.median < 0.02
@@ -340,7 +340,8 @@ def test_a_run_folder_is_a_measurement_of_its_plan(tmp_path: Path):
     (tmp_path / "plan.json").write_bytes(encode_plan(make_plan(case, BASE)))
     peak = PhaseMemory(phase="backward", terms={"params": 5e6, "grads": 4e6})
     ranks = tuple(
-        Measured(rank=rank, node=0, local_rank=rank, memory_source="live-tensors", memory=(peak,)) for rank in (0, 1)
+        RankMeasurements(rank=rank, node=0, local_rank=rank, memory_source="live-tensors", memory=(peak,))
+        for rank in (0, 1)
     )
     record = RunRecord(
         plan_hash="", status="succeeded", exit_code=0, started="", seconds=1.0, backend="accelerate",

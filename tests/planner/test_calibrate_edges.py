@@ -211,7 +211,7 @@ def collective(**changed: Any) -> Any:
 
 
 def test_a_measured_bandwidth_is_a_sample_of_seconds_where_everything_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "Sample", lambda **fields: SimpleNamespace(**fields))
+    monkeypatch.setattr(links, "CollectiveSample", lambda **fields: SimpleNamespace(**fields))
     (sample,) = links.samples_of([collective()])
     assert sample.seconds == pytest.approx(2 * 7 / 8 * 1e9 / 100e9) and (sample.ranks, sample.payload_bytes) == (8, 1e9)
     unknown = SimpleNamespace(gpus=8, gpu=SimpleNamespace(flops_per_s={}))

@@ -78,7 +78,7 @@ def test_what_a_host_takes_is_told_by_the_device_whose_steps_wait_for_it() -> No
     host_s = 8e-5
     waiting = timed("b200-180gb", 1.0, operation_s=host_s, sequences=1)
     samples = [*waiting, *timed("h100-sxm-80gb", 1.0, operation_s=host_s, sequences=64)]
-    fits = fit.Fits(Timer(BASE), BASE, carried=(RUNTIME,))
+    fits = fit.SampleFits(Timer(BASE), BASE, carried=(RUNTIME,))
     made = fits.calibration(samples, "mine")
 
     own = {one.gpu: one.operation_s for one in made.compute if one.runtime == RUNTIME}
@@ -86,8 +86,8 @@ def test_what_a_host_takes_is_told_by_the_device_whose_steps_wait_for_it() -> No
     assert own["b200-180gb"] == pytest.approx(host_s)
     assert [one.operation_s for one in anywhere(made)] == [pytest.approx(host_s)]
 
-    speed: fit.Group = ("speed", RUNTIME, fit.ANYWHERE)
-    host: fit.Group = ("host", RUNTIME, fit.ANYWHERE)
+    speed: fit.FitGroup = ("speed", RUNTIME, fit.ANYWHERE)
+    host: fit.FitGroup = ("host", RUNTIME, fit.ANYWHERE)
     assert fits.carried_groups(()) == {speed}
     assert fits.carried_groups({speed}) == {host}
     assert fits.carried_groups({speed, host}) == set()
@@ -100,7 +100,7 @@ def test_what_a_host_takes_is_told_by_the_device_whose_steps_wait_for_it() -> No
 def test_a_host_is_judged_alone_once_its_runtime_s_speed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     host_s, judge = 8e-5, kept.carried_in_vain
 
-    def judged(samples: Any, alone: Any, carried: Any, groups: frozenset[fit.Group]) -> dict[fit.Group, str]:
+    def judged(samples: Any, alone: Any, carried: Any, groups: frozenset[fit.FitGroup]) -> dict[fit.FitGroup, str]:
         speeds = [group for group in groups if group[0] == "speed"]
         return dict.fromkeys(speeds, "dropped") if speeds else judge(samples, alone, carried, groups)
 

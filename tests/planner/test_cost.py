@@ -20,7 +20,7 @@ from planner.decide.planning import plan_of
 from planner.decide.recommendation import recommend
 from planner.figures.saving import checkpoint_seconds, cluster_mtbf_s, daly_interval_s, size_of, young_interval_s
 from planner.spec.plan import CheckpointAdvice
-from planner.studies.cost import Length, Rates, cost, energy_kwh, expected_run_seconds, goodput, steps_needed, work
+from planner.studies.cost import CostRates, Length, cost, energy_kwh, expected_run_seconds, goodput, steps_needed, work
 from planner.studies.reply import reply_of
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
@@ -40,7 +40,7 @@ def test_two_trillion_tokens_at_four_million_a_step_are_half_a_million_steps():
 
 
 def test_the_time_is_the_tokens_over_the_tokens_a_second():
-    found = cost(question(EIGHT_B), Length(tokens=2 * 10**12), Rates(price_per_gpu_hour=2.5))
+    found = cost(question(EIGHT_B), Length(tokens=2 * 10**12), CostRates(price_per_gpu_hour=2.5))
 
     tokens_per_s = found.best.throughput.tokens_per_s
     assert found.training_s == pytest.approx(2e12 / tokens_per_s, rel=1e-5)  # the last step is a whole one
@@ -83,12 +83,12 @@ def test_energy_is_power_times_time_times_pue():
 def test_energy_counts_what_is_known_and_names_the_rest():
     asked, length = question(EIGHT_B), Length(tokens=10**11)
 
-    found = cost(asked, length, Rates(gpu_power_w=700.0))
+    found = cost(asked, length, CostRates(gpu_power_w=700.0))
 
     assert found.energy_kwh == pytest.approx(64 * 0.7 * found.run_s / HOUR)
     assert any("hosts" in line for line in found.unknown)
     assert any("pue" in line for line in found.unknown)
-    whole = cost(asked, length, Rates(gpu_power_w=700.0, host_power_w=1600.0, pue=1.25))
+    whole = cost(asked, length, CostRates(gpu_power_w=700.0, host_power_w=1600.0, pue=1.25))
     assert whole.energy_kwh == pytest.approx((64 * 0.7 + 8 * 1.6) * 1.25 * whole.run_s / HOUR)
 
 
@@ -96,8 +96,8 @@ def test_power_comes_from_the_preset_unless_it_is_given():
     asked = question(EIGHT_B)
     length = Length(tokens=10**9)
 
-    assert cost(asked, length, Rates(gpu_power_w=123.0)).rates.gpu_power_w == 123
-    assert cost(asked, length, Rates()).rates.gpu_power_w == asked.cluster.gpu.power_w == 700
+    assert cost(asked, length, CostRates(gpu_power_w=123.0)).rates.gpu_power_w == 123
+    assert cost(asked, length, CostRates()).rates.gpu_power_w == asked.cluster.gpu.power_w == 700
 
 
 def test_power_unknown_is_energy_unknown():
@@ -105,7 +105,7 @@ def test_power_unknown_is_energy_unknown():
     bare = msgspec.structs.replace(asked.cluster.gpu, power_w=None)
     asked = msgspec.structs.replace(asked, cluster=msgspec.structs.replace(asked.cluster, gpu=bare))
 
-    found = cost(asked, Length(tokens=10**9), Rates())
+    found = cost(asked, Length(tokens=10**9), CostRates())
 
     assert found.energy_kwh is None
     assert any(line.startswith("energy:") for line in found.unknown)
@@ -171,7 +171,7 @@ def test_an_interval_that_never_completes_never_ends():
     found = cost(
         question(EIGHT_B),
         Length(tokens=10**12),
-        Rates(checkpoint_s=60, interval_s=DAY * 100, restart_s=60, failures_per_gpu_hour=1.0),
+        CostRates(checkpoint_s=60, interval_s=DAY * 100, restart_s=60, failures_per_gpu_hour=1.0),
     )
 
     assert (found.run_s, found.gpu_hours, found.goodput) == (None, None, 0.0)
@@ -203,8 +203,8 @@ def test_a_cluster_that_was_watched_fails_as_often_as_was_published():
 
 def test_cost_takes_failures_and_storage_from_the_cluster_and_says_what_it_lacks():
     watched = question(EIGHT_B | {"cluster": "llama-3-24k", "gpus": "1024", "global_batch_size": "1024"})
-    found = cost(watched, Length(tokens=10**12), Rates())
-    other = cost(question(EIGHT_B), Length(tokens=10**12), Rates())
+    found = cost(watched, Length(tokens=10**12), CostRates())
+    other = cost(question(EIGHT_B), Length(tokens=10**12), CostRates())
 
     assert found.rates.checkpoint_s == pytest.approx(8_030_261_248 * 12 / 2e12)
     best = daly_interval_s(found.rates.checkpoint_s, found.reliability.mtbf_s)
@@ -214,8 +214,8 @@ def test_cost_takes_failures_and_storage_from_the_cluster_and_says_what_it_lacks
     assert (other.rates.checkpoint_s, other.reliability.mtbf_s, other.goodput) == (None, None, None)
     assert any(line.startswith("failures:") for line in other.unknown)
     with pytest.raises(PlannerError, match="has no best interval"):
-        cost(watched, Length(tokens=10**12), Rates(checkpoint_s=0.0))
-    given = Rates(restart_s=600, failures_per_gpu_hour=2e-5, storage_bytes_per_s=10e9)
+        cost(watched, Length(tokens=10**12), CostRates(checkpoint_s=0.0))
+    given = CostRates(restart_s=600, failures_per_gpu_hour=2e-5, storage_bytes_per_s=10e9)
     assert cost(question(EIGHT_B), Length(tokens=10**12), given).rates.checkpoint_s == pytest.approx(
         8_030_261_248 * 12 / 10e9
     )
@@ -223,7 +223,7 @@ def test_cost_takes_failures_and_storage_from_the_cluster_and_says_what_it_lacks
 
 def test_an_interval_without_failures_takes_the_time_that_a_checkpoint_takes_on_the_storage():
     """12 bytes of each of 8.03e9 weights at 10 GB/s."""
-    rates = Rates(interval_s=3600, storage_bytes_per_s=10e9)
+    rates = CostRates(interval_s=3600, storage_bytes_per_s=10e9)
 
     assert cost(question(EIGHT_B), Length(tokens=10**11), rates).rates.checkpoint_s == pytest.approx(9.636, rel=1e-3)
     assert cost(question(EIGHT_B), Length(tokens=10**11), replace(rates, interval_s=None)).rates.checkpoint_s is None
@@ -241,7 +241,7 @@ def test_a_plan_states_its_checkpoint_and_none_where_the_cluster_does_not_tell()
 
 
 def test_checkpoints_without_failures_only_add_their_own_time():
-    found = cost(question(EIGHT_B), Length(tokens=10**11), Rates(checkpoint_s=60, interval_s=3600))
+    found = cost(question(EIGHT_B), Length(tokens=10**11), CostRates(checkpoint_s=60, interval_s=3600))
 
     assert found.run_s == pytest.approx(found.training_s * (1 + 60 / 3600))
     assert found.goodput == pytest.approx(3600 / 3660)
@@ -250,7 +250,7 @@ def test_checkpoints_without_failures_only_add_their_own_time():
 
 def test_failures_a_node_and_failures_a_gpu_say_the_same():
     def with_rate(**rate: float) -> float | None:
-        rates = Rates(checkpoint_s=60, restart_s=600, **rate)
+        rates = CostRates(checkpoint_s=60, restart_s=600, **rate)
         return cost(question(EIGHT_B), Length(tokens=10**12), rates).run_s
 
     assert with_rate(failures_per_gpu_hour=1e-4) == pytest.approx(with_rate(failures_per_node_hour=8e-4))
@@ -306,4 +306,4 @@ def test_what_does_not_fit_has_exit_code_3(capsys: pytest.CaptureFixture[str]):
 
 def test_contradictions_are_refused_without_the_command_line():
     with pytest.raises(PlannerError):
-        cost(question(EIGHT_B), Length(), Rates())
+        cost(question(EIGHT_B), Length(), CostRates())

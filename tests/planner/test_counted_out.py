@@ -19,7 +19,7 @@ from planner.engines import deepspeed_stage12
 from planner.parallelism.case import Case
 from planner.spec import Layout, ModelSpec, TrainingJob, presets
 from planner.studies import cost
-from planner.studies.fit import Fitted, _largest, _smallest
+from planner.studies.fit import FitLimit, _largest, _smallest
 from planner.studies.reply import Reply
 
 BEST = answer(options.question({"model": "tiny-llama", "gpus": "1"})).estimates[0]
@@ -31,7 +31,7 @@ MODEL = ModelSpec(name="by-hand", layers=7, hidden=64, heads=4, kv_heads=2, head
 FITS, NOT, REFUSED = Reply(BEST), Reply(None, "too little memory."), Reply(None, "no layout", refused=True)
 
 
-def asked(kinds: tuple[Reply, ...], which: Any) -> Fitted:
+def asked(kinds: tuple[Reply, ...], which: Any) -> FitLimit:
     values = [10 * (place + 1) for place in range(len(kinds))]
     return which("gpus", values, lambda value: kinds[value // 10 - 1], "the end")
 
@@ -119,19 +119,19 @@ QUESTION = options.question({"model": "tiny-llama", "gpus": "16"})
 
 
 def test_checkpoints_alone_take_their_own_time() -> None:
-    rates = cost.Rates(checkpoint_s=10.0, interval_s=100.0)
+    rates = cost.CostRates(checkpoint_s=10.0, interval_s=100.0)
     told, run_s = cost._with_failures(QUESTION, rates, 1000.0)
 
     assert run_s == pytest.approx(1000 + 10 * 10, rel=0.02)  # nine or ten of them
     assert (told.mtbf_s, told.checkpoint_interval_s, told.expected_failures) == (None, 100.0, None)
-    for rates in (cost.Rates(checkpoint_s=10.0), cost.Rates(interval_s=100.0), cost.Rates()):
+    for rates in (cost.CostRates(checkpoint_s=10.0), cost.CostRates(interval_s=100.0), cost.CostRates()):
         assert cost._with_failures(QUESTION, rates, 1000.0)[1] == 1000.0
 
 
 def test_failures_are_of_all_gpus_or_of_all_nodes() -> None:
     """16 GPUs that fail once in 1600 hours each: once in 100 hours. Nodes: two."""
-    gpus = cost.Rates(checkpoint_s=60.0, restart_s=300.0, failures_per_gpu_hour=1 / 1600)
-    nodes = cost.Rates(checkpoint_s=60.0, restart_s=300.0, failures_per_node_hour=1 / 200)
+    gpus = cost.CostRates(checkpoint_s=60.0, restart_s=300.0, failures_per_gpu_hour=1 / 1600)
+    nodes = cost.CostRates(checkpoint_s=60.0, restart_s=300.0, failures_per_node_hour=1 / 200)
     assert QUESTION.cluster.nodes == 2
     for rates in (gpus, nodes):
         told, run_s = cost._with_failures(QUESTION, rates, 1e6)
@@ -148,11 +148,11 @@ def test_failures_are_of_all_gpus_or_of_all_nodes() -> None:
 
 def test_energy_is_of_gpus_and_hosts_times_the_site_s_share() -> None:
     """(16 x 500 + 2 x 1000) W x 1.5 for two hours: 30 kWh."""
-    rates = cost.Rates(gpu_power_w=500.0, host_power_w=1000.0, pue=1.5)
+    rates = cost.CostRates(gpu_power_w=500.0, host_power_w=1000.0, pue=1.5)
 
     assert cost._energy(QUESTION, rates, 7200.0) == pytest.approx(30.0)
-    assert cost._energy(QUESTION, cost.Rates(gpu_power_w=500.0), 3600.0) == pytest.approx(8.0)
-    assert cost._energy(QUESTION, cost.Rates(host_power_w=1000.0), 7200.0) is None
+    assert cost._energy(QUESTION, cost.CostRates(gpu_power_w=500.0), 3600.0) == pytest.approx(8.0)
+    assert cost._energy(QUESTION, cost.CostRates(host_power_w=1000.0), 7200.0) is None
     assert cost._energy(QUESTION, rates, None) is None
 
 

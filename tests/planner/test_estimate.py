@@ -19,7 +19,9 @@ from planner.parallelism import zero
 from planner.spec import Layout, Optimizer, TrainingJob, presets
 from planner.spec.calibration import calibration
 from planner.spec.plan import decode_plan, encode_plan
-from planner.views.render import answer_text, count_text, star_text
+from planner.views.answer import answer_text
+from planner.views.render import count_text
+from planner.views.verdict import star_text
 
 STRATEGIES = ["ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "lora", "qlora"]
 

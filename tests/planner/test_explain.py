@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from planner.ask.options import question
-from planner.basics.formula import Step
+from planner.basics.formula import FormulaCall
 from planner.decide.explanation import as_dict, derivation, folded, origins, origins_text, tree_text
 from planner.decide.strategies import answer
 from planner.parallelism.collectives import WIRE
@@ -21,7 +21,7 @@ def explained(request: pytest.FixtureRequest):
     return one, derivation(one.case, calibration())
 
 
-def every(step: Step) -> Iterator[Step]:
+def every(step: FormulaCall) -> Iterator[FormulaCall]:
     for one in step.steps:
         yield one
         yield from every(one)
@@ -80,9 +80,9 @@ def test_every_term_is_the_sum_of_what_it_says(explained):
 
 def test_equal_steps_are_folded_and_counted():
     steps = [
-        Step("f", "bytes", "s", "a.", {"x": 1}, 2),
-        Step("f", "bytes", "s", "a.", {"x": 1}, 2),
-        Step("f", "bytes", "s", "a.", {"x": 3}, 6),
+        FormulaCall("f", "bytes", "s", "a.", {"x": 1}, 2),
+        FormulaCall("f", "bytes", "s", "a.", {"x": 1}, 2),
+        FormulaCall("f", "bytes", "s", "a.", {"x": 3}, 6),
     ]
 
     assert [(step.inputs["x"], count) for step, count in folded(steps)] == [(1, 2), (3, 1)]

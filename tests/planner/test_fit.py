@@ -19,7 +19,7 @@ from planner.cli import planner
 from planner.decide.answers import Constraints
 from planner.decide.recommendation import recommend
 from planner.decide.strategies import answer
-from planner.studies.fit import Fitted, fit, gpu_sizes
+from planner.studies.fit import FitLimit, fit, gpu_sizes
 from planner.studies.reply import Resize
 from planner.views.fit import fit_text
 
@@ -35,7 +35,7 @@ def asked(**given: Any) -> tuple[Question, Resize]:
     return options.question(given), resize
 
 
-def fitted(what: str, **given: Any) -> tuple[Question, Fitted]:
+def fitted(what: str, **given: Any) -> tuple[Question, FitLimit]:
     question, resize = asked(**given)
     return question, fit(question, resize, [what], max_gpus=128).found[0]
 

@@ -13,7 +13,7 @@ import pytest
 
 from planner.basics.progress import Cancelled
 from planner.studies import fit
-from planner.studies.fit import INTERRUPTED, Fitted, _as_asked, _largest, _smallest, gpu_sizes
+from planner.studies.fit import INTERRUPTED, FitLimit, _as_asked, _largest, _smallest, gpu_sizes
 from planner.studies.reply import Reply
 
 VALUES = [10, 20, 30, 40, 50, 60, 70, 80]
@@ -40,11 +40,11 @@ def replies(fitting: set[int], refused: set[int] = frozenset(), interrupted: int
     return at, asked
 
 
-def largest(at: At, values: list[int] = VALUES, **more: Any) -> Fitted:
+def largest(at: At, values: list[int] = VALUES, **more: Any) -> FitLimit:
     return _largest("seq-len", values, at, "the end", **more)
 
 
-def smallest(at: At, values: list[int] = VALUES) -> Fitted:
+def smallest(at: At, values: list[int] = VALUES) -> FitLimit:
     return _smallest("gpus", values, at, "no more are tried")
 
 
@@ -52,7 +52,7 @@ def smallest(at: At, values: list[int] = VALUES) -> Fitted:
 def test_the_largest_that_fits_is_followed_by_what_stops_it(edge: int) -> None:
     at, asked = replies(set(VALUES[:edge]))
     found = largest(at)
-    assert found == Fitted("seq-len", VALUES[edge - 1], best(VALUES[edge - 1]), VALUES[edge], f"{VALUES[edge]} is too much.")  # fmt: skip  # noqa: E501
+    assert found == FitLimit("seq-len", VALUES[edge - 1], best(VALUES[edge - 1]), VALUES[edge], f"{VALUES[edge]} is too much.")  # fmt: skip  # noqa: E501
     assert len(asked) == len(set(asked))  # each once
 
 
@@ -60,53 +60,53 @@ def test_the_largest_that_fits_is_followed_by_what_stops_it(edge: int) -> None:
 def test_the_smallest_that_fits_comes_after_what_does_not(edge: int) -> None:
     at, _ = replies(set(VALUES[edge:]))
     below = VALUES[edge - 1]
-    assert smallest(at) == Fitted("gpus", VALUES[edge], best(VALUES[edge]), below, f"{below} is too much.")
+    assert smallest(at) == FitLimit("gpus", VALUES[edge], best(VALUES[edge]), below, f"{below} is too much.")
 
 
 def test_where_all_fit_there_is_an_end_and_where_none_does_a_reason() -> None:
     at, _ = replies(set(VALUES))
-    assert largest(at) == Fitted("seq-len", 80, best(80), None, "the end")
-    assert smallest(at) == Fitted("gpus", 10, best(10), None, "nothing smaller can be asked for")
+    assert largest(at) == FitLimit("seq-len", 80, best(80), None, "the end")
+    assert smallest(at) == FitLimit("gpus", 10, best(10), None, "nothing smaller can be asked for")
     at, _ = replies(set())
-    assert largest(at) == Fitted("seq-len", None, None, 10, "10 is too much.")
-    assert smallest(at) == Fitted("gpus", None, None, None, "80: 80 is too much; no more are tried")
+    assert largest(at) == FitLimit("seq-len", None, None, 10, "10 is too much.")
+    assert smallest(at) == FitLimit("gpus", None, None, None, "80: 80 is too much; no more are tried")
 
 
 def test_a_value_that_no_layout_can_have_takes_its_neighbour_s_reply() -> None:
     at, _ = replies({10, 20, 40}, refused={30, 50})
-    assert largest(at) == Fitted("seq-len", 40, best(40), 60, "60 is too much.")
+    assert largest(at) == FitLimit("seq-len", 40, best(40), 60, "60 is too much.")
     at, _ = replies({20, 30}, refused={10, 40, 50, 60, 70, 80})
-    assert largest(at) == Fitted("seq-len", 30, best(30), None, "the end")
+    assert largest(at) == FitLimit("seq-len", 30, best(30), None, "the end")
     at, _ = replies({60, 70, 80}, refused={30, 40, 50})
-    assert smallest(at) == Fitted("gpus", 60, best(60), 20, "20 is too much.")
+    assert smallest(at) == FitLimit("gpus", 60, best(60), 20, "20 is too much.")
     at, _ = replies({70, 80}, refused={10, 20, 30, 40, 50, 60})
-    assert smallest(at) == Fitted("gpus", 70, best(70), None, "nothing smaller can be asked for")
+    assert smallest(at) == FitLimit("gpus", 70, best(70), None, "nothing smaller can be asked for")
 
 
 def test_where_no_value_has_a_layout_memory_is_not_the_cause() -> None:
     at, _ = replies(set(), refused=set(VALUES))
-    assert largest(at) == Fitted("seq-len", None, None, None, "10 is refused.", refused=True)
-    assert smallest(at) == Fitted("gpus", None, None, None, "80 is refused; no more are tried", refused=True)
+    assert largest(at) == FitLimit("seq-len", None, None, None, "10 is refused.", refused=True)
+    assert smallest(at) == FitLimit("gpus", None, None, None, "80 is refused; no more are tried", refused=True)
     at, _ = replies(set(), refused={10, 20, 80})
-    assert largest(at) == Fitted("seq-len", None, None, 30, "30 is too much.")
-    assert smallest(at) == Fitted("gpus", None, None, None, "70: 70 is too much; no more are tried")
+    assert largest(at) == FitLimit("seq-len", None, None, 30, "30 is too much.")
+    assert smallest(at) == FitLimit("gpus", None, None, None, "70: 70 is too much; no more are tried")
 
 
 def test_with_gaps_in_what_fits_every_value_is_asked_for_from_the_largest_down() -> None:
     at, asked = replies({10, 60})
-    assert largest(at, every=True) == Fitted("seq-len", 60, best(60), 70, "70 is too much.")
+    assert largest(at, every=True) == FitLimit("seq-len", 60, best(60), 70, "70 is too much.")
     assert asked == [80, 70, 60]
     at, _ = replies(set())
-    assert largest(at, every=True) == Fitted("seq-len", None, None, 10, "10 is too much.")
+    assert largest(at, every=True) == FitLimit("seq-len", None, None, 10, "10 is too much.")
     at, _ = replies({10})
     assert largest(at, every=True).value == 10
 
 
 def test_an_interrupted_search_has_the_furthest_that_was_found() -> None:
     at, _ = replies({10, 20, 30, 40}, interrupted=70)  # asks 10, 30, 70
-    assert largest(at) == Fitted("seq-len", 30, best(30), None, INTERRUPTED, interrupted=True)
+    assert largest(at) == FitLimit("seq-len", 30, best(30), None, INTERRUPTED, interrupted=True)
     at, _ = replies({40, 50, 60, 70, 80}, interrupted=40)  # asks 10, 30, 70, 50, 40
-    assert smallest(at) == Fitted("gpus", 50, best(50), None, INTERRUPTED, interrupted=True)
+    assert smallest(at) == FitLimit("gpus", 50, best(50), None, INTERRUPTED, interrupted=True)
     for study in (largest, smallest):
         at, _ = replies(set(), interrupted=10)
         with pytest.raises(Cancelled):
@@ -137,7 +137,7 @@ def test_the_question_s_own_value_stands_where_an_interrupted_search_was_not_fur
         layout=SimpleNamespace(micro_batch_size=2, global_batch_size=64),
     )
     told: Any = SimpleNamespace(best=SimpleNamespace(case=case))
-    one = Fitted(quantity, value, best(1), None, INTERRUPTED, interrupted=True)
+    one = FitLimit(quantity, value, best(1), None, INTERRUPTED, interrupted=True)
     found = _as_asked(one, told)
     assert (found.value, found.best) == ((value, one.best) if kept else (own, told.best))
     assert _as_asked(one, Reply(None)) is one

@@ -19,8 +19,8 @@ from planner.ask import options
 from planner.ask.bounds import KEPT, Uncounted, qualified
 from planner.decide import estimate_json, strategies
 from planner.decide.answers import Answer
-from planner.views import render
-from tui import state
+from planner.views.answer import answer_text
+from planner.views.shown import SAID, shown_layout
 
 CASES = Path(__file__).parent / "configs" / "third"
 MORE, LESS = ("its_own_key",), ("fused_loss",)
@@ -60,9 +60,9 @@ def test_a_verdict_says_no_more_than_a_bound_allows(word: str, kind: str):
 def test_text_json_and_explorer_say_the_same_bound(kind: str, gpu: str):
     sure = asked(Uncounted(), gpu=gpu).estimates[0]
     found = asked(KINDS[kind], gpu=gpu)
-    text, said = render.answer_text(found), msgspec.json.decode(estimate_json.as_json(found))
+    text, said = answer_text(found), msgspec.json.decode(estimate_json.as_json(found))
     one, word = said["estimates"][0], qualified(sure.verdict, KINDS[kind])
-    shown = state._shown({}, found.estimates[0], found.question)
+    shown = shown_layout(found.estimates[0], found.question)
 
     assert found.estimates[0].memory == sure.memory
     assert (one["verdict"], shown.verdict) == (word, word)
@@ -71,7 +71,7 @@ def test_text_json_and_explorer_say_the_same_bound(kind: str, gpu: str):
     assert said["uncounted"] == {"more": list(KINDS[kind].more), "less": list(KINDS[kind].less), "bound": kind}
     assert f" {word} " in next(line for line in text.splitlines() if " ddp " in f" {line} ")
     assert all(key in text and key in said["warnings"][-1] for key in (*KINDS[kind].more, *KINDS[kind].less))
-    assert shown.reasons[0].startswith(state.SAID[word])
+    assert shown.reasons[0].startswith(SAID[word])
 
 
 FILES = ("ax_qlora_paged.yaml", "lf_lora_8192_mb6.yaml", "lf_sft_full.yaml")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pytest
 
-from planner.engines.fsdp2_units import Communication, Units, kept, kept_with_table, resharded, table_in_root
+from planner.engines.fsdp2_units import Communication, UnitSizes, kept, kept_with_table, resharded, table_in_root
 from planner.inventory import Moment
 
-UNITS = Units(
+UNITS = UnitSizes(
     {"embed": 30, "dense": 0, "layer": 10, "tail": 100}, {"embed": 21, "dense": 0, "layer": 7, "tail": 70}, 0, 3
 )
 
@@ -75,7 +75,7 @@ def test_what_is_gathered_and_in_buffers_is_what_is_worked_out_by_hand(
 
 
 def test_leading_dense_layers_count_as_their_own_kind() -> None:
-    units = Units({"embed": 1, "dense": 5, "layer": 10, "tail": 100}, dict.fromkeys(UNITS.scattered, 0), 2, 5)
+    units = UnitSizes({"embed": 1, "dense": 5, "layer": 10, "tail": 100}, dict.fromkeys(UNITS.scattered, 0), 2, 5)
 
     assert [units.up_to(layer) for layer in range(5)] == [5, 10, 20, 30, 40]
     assert units.all_gathered == 1 + 40 + 100

@@ -56,7 +56,7 @@ def test_a_plan_is_written_with_absolute_paths_and_what_was_in_them(files, monke
         ("tokenizer", str(files / "base"), 4),  # of a model's folder, what a tokenizer reads
         ("checkpoint", str(files / "base"), 9),
     ]
-    assert "validation_data=" in (said := capsys.readouterr().err) and "its content is not in the plan" in said
+    assert "validation_data=" in (said := capsys.readouterr().err) and "the plan does not record its content" in said
     assert read_plan("p.json") == plan and decode_plan(encode_plan(plan)) == plan
 
 

@@ -15,9 +15,9 @@ from planner.figures.kernels.attention import attention_kernel_seconds
 from planner.figures.kernels.device import Device, named
 from planner.figures.kernels.products import product_seconds
 from planner.figures.kernels.step import (
-    Asked,
     Attention,
     Grouped,
+    KernelCall,
     Product,
     distinct_rows,
     grouped_kernel_seconds,
@@ -34,7 +34,7 @@ from planner.spec.kernel_times import kernel_times
 WITH_NUMBERS = [name for name in presets.names("gpus") if kernel_times(name) is not None]
 BASE = calibration("uncalibrated")
 H100 = named("h100-sxm-80gb")
-SIZES: tuple[Asked, ...] = (
+SIZES: tuple[KernelCall, ...] = (
     Product(4096, 14336, 4096),
     Product(17, 40, 64),
     Product(4096, 4096, 14336, format="fp8"),
@@ -56,7 +56,7 @@ def asked(model: str = "1b", cluster: str = "dgx-h100", **job: object) -> Questi
 DDP = Layout(engine="ddp", dp_replicate=8)
 
 
-def alone(one: Asked, device: Device) -> float:
+def alone(one: KernelCall, device: Device) -> float:
     if isinstance(one, Product):
         times = device.times.product(one.format)
         assert times is not None
@@ -69,7 +69,7 @@ def alone(one: Asked, device: Device) -> float:
 
 
 @pytest.mark.parametrize("one", SIZES)
-def test_a_size_asked_for_again_takes_what_the_kernel_takes(one: Asked):
+def test_a_size_asked_for_again_takes_what_the_kernel_takes(one: KernelCall):
     assert H100 is not None
     first, again = (kernels_seconds([one._replace(times=3.0)], H100) for _ in range(2))
 

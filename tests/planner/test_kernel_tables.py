@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from planner.basics import command
-from planner.calibrate.kernels.predict import Answer, answers, grouped, seconds_of
+from planner.calibrate.kernels.predict import RowPrediction, answers, grouped, seconds_of
 from planner.calibrate.kernels.score import summary
 from planner.calibrate.kernels.tables import KernelRow, read
 from planner.cli import planner
@@ -45,12 +45,12 @@ def rows() -> dict[str, list[KernelRow]]:
 
 
 @pytest.fixture(scope="module")
-def found(rows: dict[str, list[KernelRow]]) -> dict[str, list[Answer]]:
+def found(rows: dict[str, list[KernelRow]]) -> dict[str, list[RowPrediction]]:
     return {name: answers(some) for name, some in rows.items()}
 
 
 def test_every_row_of_the_tables_is_predicted_but_shares_without_a_size(
-    rows: dict[str, list[KernelRow]], found: dict[str, list[Answer]]
+    rows: dict[str, list[KernelRow]], found: dict[str, list[RowPrediction]]
 ):
     for name in TABLES:
         assert len(found[name]) == len(rows[name]) > 250
@@ -61,7 +61,7 @@ def test_every_row_of_the_tables_is_predicted_but_shares_without_a_size(
 
 @pytest.mark.parametrize("name", TABLES[:4])
 def test_shipped_numbers_describe_the_rows_they_were_fitted_to(
-    rows: dict[str, list[KernelRow]], found: dict[str, list[Answer]], name: str
+    rows: dict[str, list[KernelRow]], found: dict[str, list[RowPrediction]], name: str
 ):
     for one in summary(rows[name], found[name]):
         kind = "collective" if one.kind.startswith("collective") else one.kind

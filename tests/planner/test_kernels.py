@@ -107,7 +107,13 @@ def test_bytes_of_logits_by_loss() -> None:
     assert logits_peak("compiled") == 2 + 2 + 2  # the softmax in place, and two more in backward
     assert logits_peak("in-place") == 2  # the gradient in place
     assert logits_peak("fused-linear") == pytest.approx(2 * LLAMA.hidden / LLAMA.vocab)
+    assert logits_peak("chunked-fp32") == logits_peak("eager-fp32")  # a trained head is not cut
     assert logits_peak("linear-chunked") == 2  # of a piece, the gradient in place; here all tokens are one
+
+
+def test_torchtune_s_logits_stay_and_an_eighth_has_fp32_copies() -> None:
+    assert presets.kernels("torchtune").loss == "chunked"
+    assert logits_peak("chunked") == 2 + 2 * 4 / 8
 
 
 def test_megatrons_loss_leaves_4_bytes_a_vocabulary_entry_for_backward() -> None:
@@ -167,75 +173,6 @@ def test_shared_experts_are_split_as_any_mlp() -> None:
 
     # Latent attention's down-projections stay whole on every rank, so a part of the layer does not shrink.
     assert whole / 4 <= split < whole / 2
-
-
-def litgpt(seq_len: int = 1304, **more: object) -> Compute:
-    """LitGPT's finetune/lora.py in bf16: rank 8 on queries and values, dropout of 5 %."""
-    lora = Lora(rank=8, dropout=0.05, upcast_adapters=False)
-    return Compute(2, 2, lora=lora, adapter_bytes=2, kernels=presets.kernels("litgpt"), seq_len=seq_len, **more)  # type: ignore[arg-type]
-
-
-LITGPT_ADAPTERS = 2 + 1 + 4
-"""Bytes a hidden unit: the input after dropout, its mask, and the result that index_copy keeps of two parts."""
-
-
-def test_a_litgpt_llama_layer_keeps_43_bytes_a_hidden_unit() -> None:
-    llama = presets.model("llama-2-7b")
-    h, f = llama.hidden, llama.ffn
-
-    # Two norms' fp32 inputs; queries, keys and values as one; queries and keys joined anew; attention's result; gate,
-    # its SiLU and up; an fp32 root a norm, a log-sum-exp a head, A's result of two parts.
-    by_hand = (8 + 6 + 4 + 2 + LITGPT_ADAPTERS) * h + 6 * f + 2 * 4 + 4 * llama.heads + 2 * 2 * 8
-
-    assert a_layer_keeps(llama, litgpt()).per_token == by_hand
-    assert by_hand / h == pytest.approx(43.2, abs=0.05)
-
-
-def test_a_litgpt_neox_layer_keeps_29_bytes_a_hidden_unit() -> None:
-    """Both norms share one input, GELU keeps its own alone, and adapters lie on two parts of a fused matrix."""
-    neox = presets.model("pythia-2.8b")
-    lora = msgspec.structs.replace(litgpt().lora or Lora(), targets=("query_key_value",))
-    compute = replace(litgpt(), lora=lora)
-
-    by_hand = (2 + 6 + 4 + 2 + 8 + LITGPT_ADAPTERS) * neox.hidden + 2 * 8 + 4 * neox.heads + 2 * 2 * 8
-
-    assert a_layer_keeps(neox, compute).per_token == by_hand
-
-
-def test_grouped_keys_and_values_are_copied_for_every_head() -> None:
-    """So that nothing holds the joint result any more; index_copy keeps the adapters' of 32 heads and of 8."""
-    h, f = LLAMA.hidden, LLAMA.ffn
-    by_hand = (8 + 2 + 4 + 2 + 3) * h + 2 * (h + 1024) + 6 * f + 2 * 4 + 4 * LLAMA.heads + 2 * 2 * 8
-
-    assert a_layer_keeps(LLAMA, litgpt()).per_token == by_hand
-
-
-def test_a_product_with_an_old_4_bit_weight_keeps_its_input() -> None:
-    """bitsandbytes 0.41: 2 bytes of what each of five matrices of a layer reads; the joint one, its output's, two that
-    read the second norm, and the product."""
-    llama = presets.model("llama-2-7b")
-    packed = replace(litgpt(), layer_form="nf4")
-    new = replace(packed, kernels=msgspec.structs.replace(packed.kernels, packed_input="dropped"))
-
-    more = a_layer_keeps(llama, packed).per_token - a_layer_keeps(llama, new).per_token
-
-    assert more == 2 * (3 * llama.hidden + llama.ffn)
-
-
-def test_bytes_of_logits_in_pieces() -> None:
-    eighths = replace(litgpt(), kernels=presets.kernels("torchtune"))
-    chunked, pieces = (
-        max(
-            moment.live[TERMS.index("logits")].per_token
-            for moment in walk(LLAMA, compute, Stage(True, True, 0, 4)).moments
-        )
-        / LLAMA.vocab
-        for compute in (eighths, litgpt(seq_len=1024))
-    )
-
-    assert chunked == 2 + 2 * 4 / 8
-    assert pieces == 4 + 4 + 2 * 4 / 8
-    assert logits_peak("chunked-fp32") == logits_peak("eager-fp32")  # a trained head is not cut
 
 
 SEVEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

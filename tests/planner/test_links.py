@@ -10,7 +10,7 @@ from statistics import median
 import msgspec
 import pytest
 
-from planner.calibrate.links import Sample, entries, errors, fit, predicted_s
+from planner.calibrate.links import CollectiveSample, entries, errors, fit, predicted_s
 from planner.spec import presets
 from planner.spec.calibration import LinkCurve
 
@@ -20,13 +20,13 @@ TRUE = {
 }
 
 
-def made(ranks: tuple[int, ...], sizes: tuple[float, ...], op: str = "all_gather") -> list[Sample]:
+def made(ranks: tuple[int, ...], sizes: tuple[float, ...], op: str = "all_gather") -> list[CollectiveSample]:
     """What the model says under TRUE, as if it had been measured."""
     found = []
     for count in ranks:
         for size in sizes:
             cluster = presets.cluster("dgx-h100", count)
-            one = Sample(op=op, ranks=count, payload_bytes=size, seconds=1.0, cluster=cluster)
+            one = CollectiveSample(op=op, ranks=count, payload_bytes=size, seconds=1.0, cluster=cluster)
             found.append(msgspec.structs.replace(one, seconds=predicted_s(one, TRUE)))
     return found
 

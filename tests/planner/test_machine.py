@@ -18,15 +18,15 @@ from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.calibrate import machine
 from planner.calibrate.probe import (
-    Attention,
-    Device,
+    AttentionTiming,
+    ElementwiseTiming,
     Exchange,
     Host,
     Overhead,
-    Overlap,
+    OverlapTiming,
     Probe,
-    Product,
-    Sweep,
+    ProbedDevice,
+    ProductTiming,
     read_probe,
     write_probe,
 )
@@ -83,7 +83,7 @@ def make_probe(nodes: int = 1, ranks: int = 4, **changed: object) -> Probe:
         name="made-up",
         date="2026-01-02T03:04:05+00:00",
         seconds=1.0,
-        device=Device(name="Some CPU", kind="cpu", memory_bytes=8e9),
+        device=ProbedDevice(name="Some CPU", kind="cpu", memory_bytes=8e9),
         host=Host(processor="Some CPU", cores=4),
         nodes=nodes,
         ranks_per_node=ranks,
@@ -91,24 +91,29 @@ def make_probe(nodes: int = 1, ranks: int = 4, **changed: object) -> Probe:
         transport="gloo",
         launcher="local/loopback",
         products=tuple(
-            Product(form="forward", m=m, n=n, k=k, dtype=dtype, seconds=product_s(m, n, k, dtype))
+            ProductTiming(form="forward", m=m, n=n, k=k, dtype=dtype, seconds=product_s(m, n, k, dtype))
             for m, n, k in sizes for dtype in PEAK
         ),
         attention=tuple(
-            Attention(sequences=2, heads=4, seq_len=s, head_dim=64, dtype="fp32",
-                      forward_s=2 * 8 * s * s * 64 / ATTENTION, backward_s=4 * 8 * s * s * 64 / ATTENTION)
+            AttentionTiming(sequences=2, heads=4, seq_len=s, head_dim=64, dtype="fp32",
+                            forward_s=2 * 8 * s * s * 64 / ATTENTION, backward_s=4 * 8 * s * s * 64 / ATTENTION)
             for s in (256, 1024)
         ),
         sweeps=(
-            *(Sweep(kind="add", bytes=size, seconds=size / ADDED) for size in (1e6, 1e8)),
-            *(Sweep(kind=kind, bytes=size, seconds=size / CHAINED) for kind in ("norm", "gate") for size in (1e8, 1e9)),
+            *(ElementwiseTiming(kind="add", bytes=size, seconds=size / ADDED) for size in (1e6, 1e8)),
+            *(
+                ElementwiseTiming(kind=kind, bytes=size, seconds=size / CHAINED)
+                for kind in ("norm", "gate") for size in (1e8, 1e9)
+            ),
         ),
         overheads=tuple(
             Overhead(kind=kind, operations=10, seconds=10 * factor * OPERATION_S)
             for kind, factor in (("plain", 0.5), ("forward", 0.8), ("backward", 1.2), ("optimizer", 8.0))
         ),
         exchanges=tuple(exchanges),
-        overlaps=(Overlap(ranks=ranks, nodes=nodes, payload_bytes=1e7, compute_s=1.0, comm_s=1.0, both_s=2 - HIDDEN),),
+        overlaps=(
+            OverlapTiming(ranks=ranks, nodes=nodes, payload_bytes=1e7, compute_s=1.0, comm_s=1.0, both_s=2 - HIDDEN),
+        ),
     )  # fmt: skip
     return msgspec.structs.replace(probe, **changed)
 
@@ -201,7 +206,7 @@ def test_a_cluster_file_that_is_not_there_or_stands_alone_is_refused(folder: Pat
 
 
 def test_a_gpu_with_a_preset_keeps_its_datasheet_and_others_are_written_down():
-    h100 = Device(name="NVIDIA H100 80GB HBM3", kind="cuda", memory_bytes=79.1 * 2**30, link="NVLink 4")
+    h100 = ProbedDevice(name="NVIDIA H100 80GB HBM3", kind="cuda", memory_bytes=79.1 * 2**30, link="NVLink 4")
     known = make_probe(transport="nccl", device=h100)
     unknown = make_probe(transport="nccl", device=msgspec.structs.replace(h100, name="Future Card", power_w=450.0))
 
@@ -239,7 +244,10 @@ def test_a_probe_comes_back_from_its_file(tmp_path: Path):
         (b"{", "is not a probe"),
         (b'{"name": 1}', "is not a probe"),
         (make_probe(schema="probe/2"), "this version reads probe/1"),
-        (make_probe(sweeps=(Sweep(kind="add", bytes=1.0, seconds=0.0),)), r"sweeps\[0\].seconds=0.0: must be"),
+        (
+            make_probe(sweeps=(ElementwiseTiming(kind="add", bytes=1.0, seconds=0.0),)),
+            r"sweeps\[0\].seconds=0.0: must be",
+        ),
         (make_probe(ranks_per_node=0), "ranks_per_node=0"),
     ],
 )
@@ -339,7 +347,7 @@ def test_a_probed_gpu_is_found_among_presets_of_ones_own(tmp_path: Path, capsys:
         'kind = "cuda"\nmemory_gib = 40\nmemory_gb_per_s = 400\n[dense_tflops]\nfp32 = 1\nbf16 = 3\n'
         '[sources]\n"*" = "made up"\n'
     )
-    device = Device(name="NVIDIA Q9000", kind="cuda", memory_bytes=39.5 * 2**30)
+    device = ProbedDevice(name="NVIDIA Q9000", kind="cuda", memory_bytes=39.5 * 2**30)
     write_probe(tmp_path / "probe.json", make_probe(transport="nccl", device=device))
 
     (own,) = calibrated(capsys, tmp_path / "probe.json", "--presets", tmp_path)["calibration"]["compute"]
@@ -356,7 +364,7 @@ def test_a_link_that_carries_large_messages_slower_has_their_rate(op: str):
 
     probe = make_probe()
     slower = tuple(msgspec.structs.replace(one, seconds=seconds(one)) for one in probe.exchanges)
-    rates = machine.Rates({}, 1.0, {"inside": 1e9})
+    rates = machine.MeasuredRates({}, 1.0, {"inside": 1e9})
     entries = machine.link_entries(msgspec.structs.replace(probe, exchanges=slower), "inside", "loopback", rates)
     (found,) = (entry for entry in entries if entry.op == op)
     assert found.share == pytest.approx(INSIDE[op] / 1e9 / 2, rel=0.01)

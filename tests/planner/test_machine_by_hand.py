@@ -16,8 +16,17 @@ from test_machine import BETWEEN_S, INSIDE_S, make_probe
 
 from planner.basics.errors import PlannerError
 from planner.calibrate import machine
-from planner.calibrate.machine import Curve, Rates
-from planner.calibrate.probe import Attention, Device, Exchange, Host, Overhead, Overlap, Product, Sweep
+from planner.calibrate.machine import Curve, MeasuredRates
+from planner.calibrate.probe import (
+    AttentionTiming,
+    ElementwiseTiming,
+    Exchange,
+    Host,
+    Overhead,
+    OverlapTiming,
+    ProbedDevice,
+    ProductTiming,
+)
 
 GIB, GB = 2**30, 1e9
 
@@ -54,22 +63,24 @@ def test_a_cost_below_zero_is_none_and_the_other_is_fitted_alone() -> None:
 
 def test_a_product_s_size_is_a_third_of_the_harmonic_mean() -> None:
     """1 / (1/2 + 1/3 + 1/3)."""
-    assert machine.size_of(Product(form="input", m=2, n=3, k=3, dtype="fp32", seconds=1.0)) == pytest.approx(6 / 7)
+    assert machine.size_of(ProductTiming(form="input", m=2, n=3, k=3, dtype="fp32", seconds=1.0)) == pytest.approx(
+        6 / 7
+    )
 
 
 def test_rates_are_the_best_of_each_kind_however_slow_the_machine_is() -> None:
     """2 x 1 x 1 x 1 FLOP in 4 and in 8 seconds."""
     products = tuple(
-        Product(form="forward", m=1, n=1, k=1, dtype=dtype, seconds=seconds)
+        ProductTiming(form="forward", m=1, n=1, k=1, dtype=dtype, seconds=seconds)
         for dtype, seconds in (("fp32", 8.0), ("fp32", 4.0), ("bf16", 16.0))
     )
     sweeps = (
-        Sweep(kind="add", bytes=6.0, seconds=3.0),
-        Sweep(kind="add", bytes=6.0, seconds=2.0),
-        Sweep(kind="norm", bytes=6.0, seconds=0.1),
+        ElementwiseTiming(kind="add", bytes=6.0, seconds=3.0),
+        ElementwiseTiming(kind="add", bytes=6.0, seconds=2.0),
+        ElementwiseTiming(kind="norm", bytes=6.0, seconds=0.1),
     )
     found = machine.reached(make_probe(products=products, sweeps=sweeps, exchanges=()))
-    assert found == Rates({"fp32": 0.5, "bf16": 0.125}, 3.0, {})
+    assert found == MeasuredRates({"fp32": 0.5, "bf16": 0.125}, 3.0, {})
     for gone in ({"products": ()}, {"sweeps": sweeps[2:]}):
         with pytest.raises(PlannerError, match="no matrix products or no sweeps"):
             machine.reached(make_probe(**gone))
@@ -138,43 +149,43 @@ def test_only_work_that_takes_ten_times_an_operation_s_cost_tells_of_rates() -> 
         Overhead(kind="backward", operations=10, seconds=1.0),
     )
 
-    def product(seconds: float, dtype: str = "fp32") -> Product:
-        return Product(form="forward", m=100, n=100, k=100, dtype=dtype, seconds=seconds)
+    def product(seconds: float, dtype: str = "fp32") -> ProductTiming:
+        return ProductTiming(form="forward", m=100, n=100, k=100, dtype=dtype, seconds=seconds)
 
     products = (product(1.0), product(0.9), product(5.0, "int8"))
     sweeps = (
-        Sweep(kind="add", bytes=10.0, seconds=1.0),
-        Sweep(kind="norm", bytes=4.0, seconds=1.0),
-        Sweep(kind="gate", bytes=9.0, seconds=0.9),
+        ElementwiseTiming(kind="add", bytes=10.0, seconds=1.0),
+        ElementwiseTiming(kind="norm", bytes=4.0, seconds=1.0),
+        ElementwiseTiming(kind="gate", bytes=9.0, seconds=0.9),
     )
     attention = tuple(
-        Attention(sequences=1, heads=1, seq_len=10, head_dim=1, dtype=dtype, forward_s=1.0, backward_s=2.0)
+        AttentionTiming(sequences=1, heads=1, seq_len=10, head_dim=1, dtype=dtype, forward_s=1.0, backward_s=2.0)
         for dtype in ("fp32", "int8")
     )
     probe = make_probe(overheads=costs, products=products, sweeps=sweeps, attention=attention)
-    rates = Rates({"fp32": 4e6}, 10.0, {})
+    rates = MeasuredRates({"fp32": 4e6}, 10.0, {})
     entry = machine.compute_entry(probe, "card", rates)
     assert (entry.gpu, entry.n, entry.operation_s) == ("card", 1, pytest.approx(0.1))
     assert entry.matmul_share == pytest.approx(2e6 / 4e6) and entry.half_size == 0.0 and entry.spread == 0.0
     assert entry.memory_share == pytest.approx(0.4)
     assert entry.attention_share == machine.SHARE_LIMITS[0]
     assert "1 matrix products, 1 of attention, 1 kernel chains" in entry.source
-    fast = machine.compute_entry(probe, "card", Rates({"fp32": 400.0}, 10.0, {}))
+    fast = machine.compute_entry(probe, "card", MeasuredRates({"fp32": 400.0}, 10.0, {}))
     assert fast.attention_share == pytest.approx(3 * 200 / (1 + 2) / 400)
     assert fast.matmul_share == machine.SHARE_LIMITS[1]
     # Where no product takes so long all are looked at; where nothing else was measured nothing is said.
     bare = make_probe(overheads=costs, products=(product(0.5), product(0.25)), sweeps=sweeps[:1], attention=())
-    entry = machine.compute_entry(bare, "card", Rates({"fp32": 1e8}, 10.0, {}))
+    entry = machine.compute_entry(bare, "card", MeasuredRates({"fp32": 1e8}, 10.0, {}))
     assert (entry.n, entry.attention_share, entry.memory_share) == (2, None, None)
 
 
 def test_a_curve_of_products_is_their_cost_and_the_size_at_which_they_reach_half() -> None:
     """Seconds of 2e9 FLOP at 1e9 FLOP/s, 5/4 of them and 8 sizes more: 0.8 of the rate, half of that at 6.4."""
     products = tuple(
-        Product(form="forward", m=m, n=m, k=m, dtype="fp32", seconds=2 * m**3 * 1e-9 * (1.25 + 8 / (m / 3)))
+        ProductTiming(form="forward", m=m, n=m, k=m, dtype="fp32", seconds=2 * m**3 * 1e-9 * (1.25 + 8 / (m / 3)))
         for m in (6, 60, 600)
     )
-    rates = Rates({"fp32": 1e9}, 1e9, {})
+    rates = MeasuredRates({"fp32": 1e9}, 1e9, {})
     entry = machine.compute_entry(make_probe(products=products, overheads=()), "card", rates)
     assert (entry.matmul_share, entry.half_size) == (pytest.approx(0.8), pytest.approx(6.4))
     noisy = (*products, replace(products[1], seconds=products[1].seconds * 1.123456789))
@@ -191,7 +202,7 @@ def test_calls_that_take_no_longer_for_more_have_the_whole_of_their_link() -> No
     sizes = ((1e6, 3e-3), (2e6, 2.5e-3), (4e6, 1.7e-3))
     calls = [Exchange(op="send", ranks=2, nodes=1, payload_bytes=size, seconds=seconds) for size, seconds in sizes]
     probe = make_probe(exchanges=tuple(calls))
-    (entry,) = machine.link_entries(probe, machine.INSIDE, "wire", Rates({}, 1.0, {machine.INSIDE: 1e9}))
+    (entry,) = machine.link_entries(probe, machine.INSIDE, "wire", MeasuredRates({}, 1.0, {machine.INSIDE: 1e9}))
     (_, curve) = machine._curves(probe, machine.INSIDE)[0]
     assert (entry.share, entry.latency_s) == (1.0, curve.fixed) and curve.cost == 0.0
     assert entry.spread == round(curve.spread, 4) != curve.spread
@@ -214,7 +225,7 @@ def test_links_have_one_entry_for_each_collective_and_none_where_nothing_was_sen
 @pytest.mark.parametrize(("both", "share"), [(6.0, 0.0), (4.0, 1.0), (5.2, 0.4), (1.0, 1.0), (9.0, 0.0)])
 def test_what_is_hidden_is_a_part_of_the_shorter_of_both(both: float, share: float) -> None:
     """Of 4 s of products and 2 s of an all-reduce: 6 s one after the other, 4 s when the shorter is hidden whole."""
-    overlap = Overlap(ranks=2, nodes=1, payload_bytes=1.0, compute_s=4.0, comm_s=2.0, both_s=both)
+    overlap = OverlapTiming(ranks=2, nodes=1, payload_bytes=1.0, compute_s=4.0, comm_s=2.0, both_s=both)
     (entry,) = machine.overlap_entries(make_probe(overlaps=(overlap,)), "card")
     assert (entry.gpu, entry.n) == ("card", 1) and entry.hidden_share == pytest.approx(share)
     assert machine.overlap_entries(make_probe(overlaps=()), "card") == []
@@ -226,7 +237,7 @@ def test_a_share_stays_within_its_limits(value: float, share: float) -> None:
 
 
 def test_a_known_card_is_compared_with_its_datasheet_and_another_with_its_best() -> None:
-    h100 = Device(name="NVIDIA H100 80GB HBM3", kind="cuda", memory_bytes=79.1 * GIB)
+    h100 = ProbedDevice(name="NVIDIA H100 80GB HBM3", kind="cuda", memory_bytes=79.1 * GIB)
     known, rates = machine.compared_with(make_probe(transport="nccl", device=h100))
     assert known == "h100-sxm-80gb"
     assert rates.memory_bytes_per_s == 3.35e12 and rates.flops_per_s["bf16"] == pytest.approx(989.4e12, rel=1e-3)
@@ -241,17 +252,17 @@ def test_a_known_card_is_compared_with_its_datasheet_and_another_with_its_best()
 @pytest.mark.parametrize(
     ("device", "launcher", "names"),
     [
-        (Device(name="c", kind="cpu"), "local/loopback", {"inside": "loopback", "between": "emulated network"}),
-        (Device(name="c", kind="cpu"), "slurm", {"inside": "loopback", "between": "network"}),
+        (ProbedDevice(name="c", kind="cpu"), "local/loopback", {"inside": "loopback", "between": "emulated network"}),
+        (ProbedDevice(name="c", kind="cpu"), "slurm", {"inside": "loopback", "between": "network"}),
         (
-            Device(name="c", kind="cuda", link="NVLink 4"),
+            ProbedDevice(name="c", kind="cuda", link="NVLink 4"),
             "local/loopback",
             {"inside": "NVLink 4", "between": "network"},
         ),
-        (Device(name="c", kind="cuda"), "slurm", {"inside": "inside the node", "between": "network"}),
+        (ProbedDevice(name="c", kind="cuda"), "slurm", {"inside": "inside the node", "between": "network"}),
     ],
 )
-def test_links_are_called_by_where_they_lie(device: Device, launcher: str, names: dict[str, str]) -> None:
+def test_links_are_called_by_where_they_lie(device: ProbedDevice, launcher: str, names: dict[str, str]) -> None:
     assert machine.link_names(make_probe(device=device, launcher=launcher)) == names
 
 
@@ -274,23 +285,23 @@ def test_a_node_s_preset_is_in_the_units_of_presets() -> None:
 
 def test_a_node_s_preset_guesses_what_was_not_sent_and_says_so() -> None:
     alone = make_probe(ranks=1, exchanges=())
-    text = machine._node_toml(alone, "card", Rates({}, 8e9, {}))
+    text = machine._node_toml(alone, "card", MeasuredRates({}, 8e9, {}))
     assert figure(text, "intra_link_gb_per_s_per_direction") == 4.0 and "half of memory's rate" in text
     assert figure(text, "nic_gbit_per_s") == 10 and "10 Gbit/s, an office network" in text
     told = replace(alone, host=Host(processor="c", cores=1, network_bits_per_s=25e9))
-    text = machine._node_toml(told, "card", Rates({}, 8e9, {}))
+    text = machine._node_toml(told, "card", MeasuredRates({}, 8e9, {}))
     assert figure(text, "nic_gbit_per_s") == 25 and "as the interface's driver says" in text
 
 
 def test_a_gpu_s_preset_has_its_memory_power_and_best_rates() -> None:
-    device = Device(name="New", kind="cuda", memory_bytes=24.0 * GIB, power_w=300.0)
-    text = machine._gpu_toml(make_probe(device=device), Rates({"bf16": 120e12}, 900e9, {}))
+    device = ProbedDevice(name="New", kind="cuda", memory_bytes=24.0 * GIB, power_w=300.0)
+    text = machine._gpu_toml(make_probe(device=device), MeasuredRates({"bf16": 120e12}, 900e9, {}))
     assert (figure(text, "memory_gib"), figure(text, "memory_gb_per_s")) == (24, 900)
     assert (figure(text, "power_w"), figure(text, "bf16")) == (300, 120)
-    cpu = machine._gpu_toml(make_probe(), Rates({"fp32": 1e12}, 40e9, {}))
+    cpu = machine._gpu_toml(make_probe(), MeasuredRates({"fp32": 1e12}, 40e9, {}))
     assert "memory_gib" not in cpu and "power_w" not in cpu and figure(cpu, "fp32") == 1
     assert "memory_gib" not in machine._gpu_toml(
-        make_probe(device=replace(device, memory_bytes=None)), Rates({}, 1, {})
+        make_probe(device=replace(device, memory_bytes=None)), MeasuredRates({}, 1, {})
     )
 
 

@@ -12,7 +12,7 @@ from planned import TINY
 from planner.figures.work import Work, unit_work
 from planner.inventory.optimizers import moved_bytes
 from planner.parallelism.case import Case
-from planner.spec import Kernels, Layout, Optimizer, Step, TrainingJob, presets
+from planner.spec import Kernels, Layout, Optimizer, StepImplementation, TrainingJob, presets
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ from planner.spec import Kernels, Layout, Optimizer, Step, TrainingJob, presets
 )
 @pytest.mark.parametrize("element_bytes", [2, 4])
 def test_a_step_reads_and_writes_each_element_as_often_as_its_operations_do(
-    name: str, step: Step, settings: dict[str, float], accesses: int, element_bytes: int
+    name: str, step: StepImplementation, settings: dict[str, float], accesses: int, element_bytes: int
 ) -> None:
     assert moved_bytes(Optimizer(name=name, **settings), element_bytes, step) == accesses * element_bytes
 

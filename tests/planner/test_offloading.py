@@ -24,7 +24,7 @@ from planner.figures.memory import device_bytes, hosts_hold, peak_bytes
 from planner.parallelism.case import Case
 from planner.spec import Layout
 from planner.spec.engines import OFFLOADS
-from planner.views.render import answer_text
+from planner.views.answer import answer_text
 
 BOX = {"model": "llama-3-8b", "cluster": "pcie-4x4090", "seq_len": "4096", "method": "full"}
 """W5: the most asked question of those with four cards of 24 GB."""
@@ -122,7 +122,7 @@ def test_a_layout_that_was_given_names_the_offload_that_its_engine_has(
     engine: str, options: str, capsys: pytest.CaptureFixture[str]
 ):
     assert run("estimate", **BOX, runtime=engine, dp_shard="4", micro_batch_size="1") == 3
-    verdict = capsys.readouterr().out.partition("Nothing fits: ")[2].partition("\n")[0]
+    verdict = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Nothing fits"))
 
     assert f"{options} saves" in verdict or f"{options} --grad-accum 2 saves" in verdict
     assert ("--offload" in verdict) == ("--offload" in options)

@@ -17,7 +17,13 @@ from planner.basics.errors import PlannerError
 from planner.engines import engine_of
 from planner.figures.steptime import step_time
 from planner.inventory import optimizers, unit_weights
-from planner.inventory.optimizers import Tensor, blockwise_8bit_bytes, factored_bytes, newton_schulz_flops, state_bytes
+from planner.inventory.optimizers import (
+    TrainedTensor,
+    blockwise_8bit_bytes,
+    factored_bytes,
+    newton_schulz_flops,
+    state_bytes,
+)
 from planner.parallelism.rules import check
 from planner.parallelism.zero import moment_bytes
 from planner.spec import Layout, ModelSpec, Optimizer, TrainingJob, presets
@@ -65,18 +71,18 @@ def test_torchao_keeps_a_table_beside_codes_and_scales_where_blocks_come_out_eve
     """By hand after torchao 36027d8: a real step of 512 x 1024 on a CPU kept 1,067,008 bytes in fp32 and in bf16."""
     even = elements >= 4096 and elements % 256 == 0
     coded = 2 * (elements + elements // 256 * 4 + 256 * 4)
-    found = state_bytes(Optimizer(name="adamw-8bit-torchao"), Tensor((elements,), elements), element_bytes)
+    found = state_bytes(Optimizer(name="adamw-8bit-torchao"), TrainedTensor((elements,), elements), element_bytes)
     assert found == (coded if even else 2 * elements * element_bytes)
     assert elements != 512 * 1024 or found == 1_067_008
 
 
 def test_adafactor_keeps_a_row_and_a_column_of_a_matrix():
     assert factored_bytes(4096, 11008) == 4 * (4096 + 11008)
-    assert state_bytes(Optimizer(name="adafactor"), Tensor((4096,), 4096), 4) == 4 * 4096
+    assert state_bytes(Optimizer(name="adafactor"), TrainedTensor((4096,), 4096), 4) == 4 * 4096
 
 
 def test_lion_keeps_half_of_adam():
-    tensor = Tensor((512, 64), 512 * 64)
+    tensor = TrainedTensor((512, 64), 512 * 64)
 
     assert state_bytes(Optimizer(name="lion"), tensor, 4) * 2 == state_bytes(Optimizer(name="adamw"), tensor, 4)
 
@@ -140,8 +146,8 @@ def test_muons_matrix_products_are_divided_by_shards_and_cost_time():
 def test_shards_of_fsdp2_sum_to_the_whole_state(name: str):
     """But Adafactor's rows and columns, which nothing splits."""
     settings = Optimizer(name=name, momentum=0.9 if name == "sgd" else 0.0)
-    whole = state_bytes(settings, Tensor((4096, 4096), 4096 * 4096), 4)
-    shard = state_bytes(settings, Tensor((4096, 4096), 4096 * 4096 / 8, 8), 4)
+    whole = state_bytes(settings, TrainedTensor((4096, 4096), 4096 * 4096), 4)
+    shard = state_bytes(settings, TrainedTensor((4096, 4096), 4096 * 4096 / 8, 8), 4)
 
     tables = 7 * 2 * 1024 if name == "adamw-8bit-torchao" else 0  # one a state and shard
     assert shard * 8 == (8 * whole if name == "adafactor" else whole + tables)
@@ -180,11 +186,11 @@ def test_what_an_engine_cannot_update_is_refused_with_a_way_out(layout: Layout, 
 # -- against what the real ones held (measured.json) ----------------------------------------------------------------
 
 
-def trained_tensors() -> optimizers.Units:
+def trained_tensors() -> optimizers.UpdateUnits:
     units = unit_weights(SMALL)
     return [
         (
-            [Tensor(w.shape, w.elements, 1, w.unit == "layer") for w in units[unit]],
+            [TrainedTensor(w.shape, w.elements, 1, w.unit == "layer") for w in units[unit]],
             SMALL.layers if unit == "layer" else 1,
         )
         for unit in ("embed", "layer", "tail")
@@ -215,7 +221,7 @@ def test_temporaries_are_those_of_the_real_step_on_a_cpu(name: str):
 
 @pytest.mark.parametrize("shape", [(96, 256), (256, 96), (128, 128)])
 def test_newton_schulzs_workspace_is_that_of_torchs_muon(shape: tuple[int, int]):
-    one = [([Tensor(shape, shape[0] * shape[1])], 1)]
+    one = [([TrainedTensor(shape, shape[0] * shape[1])], 1)]
 
     predicted = optimizers.temporaries(Optimizer(name="muon"), one, 4.0, "for-loop")
 
@@ -227,14 +233,14 @@ def test_a_column_of_shards_answers_as_each_number_does():
 
     settings = Optimizer(name="adamw-8bit")
     shards = np.array([1.0, 2.0, 4.0, 1024.0])
-    column = state_bytes(settings, Tensor((512, 64), 512 * 64 / shards, shards), 4)
+    column = state_bytes(settings, TrainedTensor((512, 64), 512 * 64 / shards, shards), 4)
 
-    assert list(column) == [state_bytes(settings, Tensor((512, 64), 512 * 64 / n, n), 4) for n in shards]
+    assert list(column) == [state_bytes(settings, TrainedTensor((512, 64), 512 * 64 / n, n), 4) for n in shards]
 
 
 def test_lists_of_torch_2_0_hold_two_results_of_every_tensor() -> None:
     """Adam's root and its sum with epsilon, out of place."""
-    units = [([Tensor((4096, 11008), 4096 * 11008)], 32)]
+    units = [([TrainedTensor((4096, 11008), 4096 * 11008)], 32)]
     one, two = (optimizers.temporaries(Optimizer(), units, 4.0, step) for step in ("foreach", "foreach-2.0"))
 
     assert two == 2 * one == 2 * 4 * 32 * 4096 * 11008

@@ -17,7 +17,6 @@ from planner.figures.memory import memory_breakdown
 from planner.inventory import Compute, Moment, Stage, optimizers, parameters, unit_weights, walk
 from planner.inventory.forms import gptq_element_bytes
 from planner.inventory.tape import TERMS
-from planner.inventory.walk import kept_by_layer
 from planner.parallelism.case import Case
 from planner.parallelism.rules import broken
 from planner.spec import Layout, Lora, Optimizer, Quantization, TrainingJob, presets
@@ -26,7 +25,6 @@ SEVEN_B = presets.model("7b")
 TABLE = 32000 * 4096
 """Elements of Llama 2's embedding, and of its head."""
 RANK_8_ON_Q_AND_V = 4_194_304
-VERSION_2 = "llama-adapter-v2"
 BOTH = ("embed_tokens", "lm_head")
 
 
@@ -63,8 +61,8 @@ def test_a_saved_module_is_a_trained_16_bit_copy_with_its_own_gradient_and_state
 
 
 def test_lists_of_torch_2_0_hold_a_second_result_of_one_format_at_a_time() -> None:
-    wide, narrow = optimizers.Tensor((10, 10), 100), optimizers.Tensor((30, 10), 300, element_bytes=2.0)
-    units: optimizers.Units = [([wide], 1), ([narrow], 1)]
+    wide, narrow = optimizers.TrainedTensor((10, 10), 100), optimizers.TrainedTensor((30, 10), 300, element_bytes=2.0)
+    units: optimizers.UpdateUnits = [([wide], 1), ([narrow], 1)]
 
     assert optimizers.temporaries(Optimizer(), units, 4.0, "foreach") == 4 * 100 + 2 * 300
     assert optimizers.temporaries(Optimizer(), units, 4.0, "foreach-2.0") == 4 * 100 + 2 * 300 + 2 * 300
@@ -170,35 +168,6 @@ def test_magnitudes_that_are_not_modelled_are_refused(
     found = [rule.field for rule in engine_of(one.layout.engine).rules if not rule.holds(one)]
 
     assert ("dora" in found) == (field == "dora")
-
-
-# -- LLaMA-Adapter -------------------------------------------------------------------------------------------------
-
-
-def test_llama_adapters_train_prompts_gates_biases_scales_and_norms() -> None:
-    """Ten rows of 4096 and 32 gates in each of 32 layers. Version 2: a bias and a scale of the outputs of seven
-    matrices and of the head, and 65 norms: LitGPT trains 4,279,744, without prompts in two layers."""
-    prompts = 32 * (10 * 4096 + 32)
-    results = 2 * (32 * (5 * 4096 + 2 * 11008) + 32000) + 65 * 4096
-
-    first, second = (parameters(SEVEN_B, Lora(kind=kind), trainable=True) for kind in ("llama-adapter", VERSION_2))
-    assert first == prompts
-    assert second == prompts + results
-    assert second - 2 * (10 * 4096 + 32) == 4_279_744
-
-
-def test_a_layer_keeps_the_prompts_result_and_in_version_2_what_it_scales() -> None:
-    """Beside a frozen layer of 16 bits: attention over the prompt 2 h and its fp32 log-sum-exp a head. Version 2: the
-    outputs of seven matrices, the fp32 input of a norm's scale as its 16-bit form, twice."""
-    kernels = presets.kernels("litgpt")
-
-    def kept(kind: str) -> float:
-        compute = Compute(2, 2, lora=Lora(kind=kind, targets=()), adapter_bytes=2, kernels=kernels)  # type: ignore[arg-type]
-        return kept_by_layer(SEVEN_B, compute, "layer").per_token
-
-    frozen, first, second = kept("lora"), kept("llama-adapter"), kept(VERSION_2)
-    assert first - frozen == 2 * 4096 + 4 * 32
-    assert second - first == 2 * (5 * 4096 + 2 * 11008) + 2 * 2 * 4096
 
 
 # -- GPTQ ----------------------------------------------------------------------------------------------------------

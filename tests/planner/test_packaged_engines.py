@@ -14,7 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+
+from planner.spec import Layout, Lora, TrainingJob, presets
+from planner.spec.plan import Plan, encode_plan
 
 PROJECT = Path(__file__).resolve().parents[2]
 ENTRY_POINTS = """\
@@ -132,11 +136,37 @@ def test_an_engine_that_is_no_longer_shipped_is_refused_with_its_package_by_name
     plan = {"schema": "plan/1", "layout": {"engine": "galvatron"}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": "row/2", "id": "a", "plan": plan}) + "\n")
-    asked = [["estimate", *ASKED, "--runtime", "internevo"], ["groups", "plan.json"], ["replay", "rows.jsonl"]]
+    asked = [["estimate", *ASKED, "--runtime", name] for name in ("internevo", "litgpt-single", "litgpt-fsdp")]
+    asked += [["groups", "plan.json"], ["replay", "rows.jsonl"]]
 
     done = run(tmp_path, f"from scripts.fuzz import captured\nfor one in {asked}: print(captured(one)[2].strip())")
 
     rule = "is not shipped: published rows alone are predicted with it"
     fix = "The source tree has it in the package tests.truth.engines."
-    fields = ("runtime=internevo", "plan.json: layout.engine=galvatron", "rows.jsonl:1: plan: layout.engine=galvatron")
+    fields = [f"runtime={name}" for name in ("internevo", "litgpt-single", "litgpt-fsdp")]
+    fields += ["plan.json: layout.engine=galvatron", "rows.jsonl:1: plan: layout.engine=galvatron"]
     assert done.stdout.splitlines() == [f"error: {field}: {rule}. {fix}" for field in fields]
+
+
+@pytest.mark.parametrize(
+    ("projections", "kind", "field"),
+    [("joint", "lora", "runtime.parts.projections=joint"), ("own", "llama-adapter", "job.lora.kind=llama-adapter")],
+)
+def test_a_plan_with_model_code_that_is_no_longer_shipped_is_read_and_refused_where_it_is_predicted(
+    tmp_path, projections, kind, field
+):
+    """As earlier versions wrote it with the runtime litgpt-single."""
+    runtime = presets.runtime("accelerate-single")
+    runtime = msgspec.structs.replace(runtime, parts=msgspec.structs.replace(runtime.parts, projections=projections))
+    job = TrainingJob(seq_len=64, method="lora", lora=Lora(kind=kind))
+    cluster = presets.cluster("localhost", 1)
+    plan = Plan(
+        model=presets.model("tiny-llama"), cluster=cluster, job=job, layout=Layout(engine="single"), runtime=runtime
+    )
+    (tmp_path / "plan.json").write_bytes(encode_plan(plan))
+    asked = [["groups", "plan.json"], ["timeline", "plan.json"]]
+
+    done = run(tmp_path, f"from scripts.fuzz import captured\nfor one in {asked}: print(captured(one)[2].strip())")
+
+    fix = "Install the package that brings it, or make the plan again with another runtime and method."
+    assert done.stdout == f"\nerror: {field}: is not known here. {fix}\n"

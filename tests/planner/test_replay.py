@@ -17,9 +17,9 @@ from planner.ask.question import exact_layout
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.basics.units import GIB
-from planner.calibrate.asked import Asked, asked, each
+from planner.calibrate.asked import RowQuestion, asked, each
 from planner.calibrate.predict import Replayed, replay
-from planner.calibrate.rows import Collective, Measured, Row, Source, append_rows, encode_row, read_rows
+from planner.calibrate.rows import Measured, MeasuredCall, Row, Source, append_rows, encode_row, read_rows
 from planner.calibrate.score import summary
 from planner.calibrate.statistics import errors_of, factors_of, spearman
 from planner.cli import planner
@@ -199,7 +199,7 @@ def test_a_file_that_is_not_there_is_one_line_of_error(tmp_path, capsys):
 
 def test_the_format_is_documented_field_by_field():
     told = PAGE.read_text()
-    for name, part in (("measured", Measured), ("source", Source), ("collective", Collective)):
+    for name, part in (("measured", Measured), ("source", Source), ("collective", MeasuredCall)):
         (listed,) = re.findall(rf"`{name}\{{([^}}]*)\}}`", told)
         assert sorted(listed.split(", ")) == sorted(part.__struct_fields__), name
     assert [field for field in Row.__struct_fields__ if f"`{field}" not in told and field != "file"] == []
@@ -267,7 +267,7 @@ def test_options_that_leave_a_fact_open_or_break_a_rule_are_a_reason(changes, re
 
 
 def test_a_word_for_memory_that_nobody_knows_is_counted():
-    assert asked(one(measured__memory_kind="alocated")).assumptions == ("memory kind alocated: held against reserved",)
+    assert asked(one(measured__memory_kind="alocated")).assumptions == ("memory kind alocated: compared with reserved",)
 
 
 def test_a_row_may_name_presets_of_ones_own(tmp_path, capsys):
@@ -310,9 +310,9 @@ OLD = {
 }  # fmt: skip
 
 
-def old(tmp_path: Path, **changes: object) -> Asked:
+def old(tmp_path: Path, **changes: object) -> RowQuestion:
     (found,) = each([written(tmp_path / "old.jsonl", changed(OLD, **changes))])
-    assert isinstance(found, Asked)
+    assert isinstance(found, RowQuestion)
     return found
 
 

@@ -207,4 +207,4 @@ def test_the_explorer_s_band_of_fsdp_is_that_of_fsdp(capfdbinary):
     shown = json.loads(capfdbinary.readouterr().out)
     (fsdp,) = [one for one in shown["strategies"] if one["name"].startswith("fsdp")]
     bands = calibration().of("accelerate-fsdp2", "h100-sxm-80gb", "cuda").bands
-    assert f"{bands.time_low:g} to {bands.time_high:g} times" in fsdp.get("trust", shown.get("trust"))
+    assert f"{bands.time_low:.2g} to {bands.time_high:.2g} times" in fsdp.get("trust", shown.get("trust"))

@@ -8,14 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from planner.figures.conditions import NONE, Conditions, slowed
 from planner.figures.kernels.device import named
 from planner.figures.kernels.products import cast_seconds
-from planner.figures.kernels.step import Attention, Grouped, grouped_kernel_seconds, kernels_seconds
-from planner.figures.passes import coefficients, loads_of, memory_seconds, waiting_of
+from planner.figures.kernels.step import Grouped, grouped_kernel_seconds, kernels_seconds
+from planner.figures.passes import coefficients, loads_of, memory_seconds
 from planner.figures.passes import device_of as device_for
 from planner.figures.routing import routed_bytes
-from planner.figures.steptime import step_parts, step_time
 from planner.figures.work import unit_work
 from planner.parallelism.case import Case
 from planner.spec import Layout, TrainingJob, presets
@@ -118,75 +116,6 @@ def test_rows_of_experts_are_cast_before_a_product_in_8_bits() -> None:
 
     assert float(plain) == 0.0
     assert float(cast) == pytest.approx(float(cast_seconds(16 * 2048, 4096, device.bytes_per_s, one.cast_share)))
-
-
-def test_products_of_a_source_take_longer_and_its_attention_does_not() -> None:
-    case = case_of("llama-3-8b", ep=1)
-    plain, slow = (
-        step_parts(case, GUESSES, conditions=conditions)[1] for conditions in (NONE, Conditions(product_times=1.35))
-    )
-    assert plain is not None and slow is not None
-    device = device_for(case, plain.work, coefficients(case, GUESSES))
-    assert device is not None and device.kernels is not None
-    kernels = [one for one in plain.work["layer"].forward.kernels if not isinstance(one, Attention)]
-    products_s = float(kernels_seconds(kernels, device.kernels))
-
-    gained = slow.busy["layer"].forward_s - plain.busy["layer"].forward_s
-    assert float(gained) == pytest.approx(0.35 * products_s)
-    assert slowed(coefficients(case, GUESSES), NONE) == coefficients(case, GUESSES)
-
-
-def test_attention_of_a_source_takes_longer_and_its_products_do_not() -> None:
-    case = case_of("llama-3-8b", ep=1)
-    plain, slow, both = (
-        step_parts(case, GUESSES, conditions=conditions)[1]
-        for conditions in (
-            NONE, Conditions(attention_times=1.75), Conditions(attention_times=1.75, product_times=1.35)
-        )
-    )  # fmt: skip
-    assert plain is not None and slow is not None and both is not None
-    device = device_for(case, plain.work, coefficients(case, GUESSES))
-    assert device is not None and device.kernels is not None
-    every = plain.work["layer"].forward.kernels
-    attention_s, products_s = (
-        float(kernels_seconds([one for one in every if isinstance(one, Attention) is which], device.kernels))
-        for which in (True, False)
-    )
-
-    gained, more = (float(one.busy["layer"].forward_s - plain.busy["layer"].forward_s) for one in (slow, both))
-    assert gained == pytest.approx(0.75 * attention_s)
-    assert more == pytest.approx(0.75 * attention_s + 0.35 * products_s)
-
-
-def test_nothing_that_a_source_sends_alone_is_hidden() -> None:
-    case = case_of("llama-3-8b", ep=1, dp_shard=64, tp=2)
-    plain, alone = (step_time(case, GUESSES, conditions=each) for each in (NONE, Conditions(sent_alone=True)))
-
-    assert plain.comm_s == alone.comm_s
-    assert float(plain.exposed_comm_s) < 0.9 * float(plain.comm_s)
-    # A unit of few products waits for its host, with or without what it sends.
-    assert 0.995 * float(alone.comm_s) < float(alone.exposed_comm_s) <= float(alone.comm_s)
-
-
-@pytest.mark.parametrize("ep", [8, 64])
-def test_exchanges_beside_the_other_pass_are_waited_for_as_far_as_they_exceed_it(ep: int) -> None:
-    case = case_of(ep=ep)
-    known = coefficients(case, GUESSES)
-    plain, beside = (
-        step_parts(case, GUESSES, conditions=conditions)[1] for conditions in (NONE, Conditions(exchanges_beside=True))
-    )
-    assert plain is not None and beside is not None
-    device = device_for(case, plain.work, known)
-    assert device is not None
-    busy = [float(load.busy_s) for load in loads_of(plain.work["layer"], device)]
-    waited = waiting_of(case, known)["layer"]  # without tensor ranks a layer waits for exchanges alone
-
-    for place in (0, 1):
-        left_s = max(float(waited[place]) - busy[1 - place], 0.0)
-        assert beside.units["layer"][place] == pytest.approx(busy[place] + left_s)
-    assert (
-        step_time(case, GUESSES, conditions=Conditions(exchanges_beside=True)).step_s < step_time(case, GUESSES).step_s
-    )
 
 
 def test_a_layer_of_experts_takes_its_bytes_longer_at_the_memorys_rate() -> None:

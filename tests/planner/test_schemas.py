@@ -22,7 +22,7 @@ from planner.cli import planner
 from planner.decide.planning import plan_of
 from planner.decide.strategies import answer
 from planner.spec.plan import Collective, PhaseMemory, Plan, encode_plan
-from planner.spec.record import Attempt, BadStep, Measured, RunRecord, Wire
+from planner.spec.record import Attempt, BadStep, RankMeasurements, RunRecord, Wire
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCHEMAS = PROJECT / "planner" / "spec" / "schemas"
@@ -36,7 +36,7 @@ ASKED: tuple[dict[str, Any], ...] = (
 )
 WIRE = Wire(interfaces=("eth0",), ranks=2, step_bytes=(1e6,), step_packets=(700.0,))
 CALL = Collective(op="all_reduce", group="dp", ranks=2, unit="bucket", phase="backward", count=1, payload_bytes=4e6)
-MEASURED = Measured(
+MEASURED = RankMeasurements(
     rank=0, node=0, local_rank=0, memory_source="live-tensors", wire=WIRE, collectives=(CALL,), rows=(128,),
     memory=(PhaseMemory(phase="forward", terms={"params": 1e6}),),
 )  # fmt: skip

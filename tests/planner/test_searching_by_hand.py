@@ -29,7 +29,7 @@ from planner.figures.stepparts import Slowest
 from planner.spec import Layout
 from planner.spec.options import OPTIONS
 from planner.studies import fit, objectives, sweep
-from planner.studies.fit import Fitted
+from planner.studies.fit import FitLimit
 from planner.studies.reply import Reply
 
 ASKED = question({"model": "llama-3.2-1b", "gpus": "8", "global_batch_size": "64"})
@@ -197,7 +197,7 @@ def test_a_pipeline_s_slowest_rank_has_the_longest_passes(
 
 def edge(
     study: Any, *words: Any, fits: Any = lambda value: True, of: Any = lambda asked: 0
-) -> tuple[Fitted, list[int]]:
+) -> tuple[FitLimit, list[int]]:
     asked: list[int] = []
 
     def replied(question: Any) -> Reply:
@@ -277,7 +277,7 @@ def test_an_objective_asks_at_the_value_found_or_at_the_easiest(
     def resize(gpus: int | None) -> Any:
         return "resized", gpus
 
-    found: Any = objectives._adapted(ASKED, resize, Fitted(quantity, value, None, beyond, ""), 99)
+    found: Any = objectives._adapted(ASKED, resize, FitLimit(quantity, value, None, beyond, ""), 99)
     kind, figure = adapted
     if kind == "resized":
         assert found == adapted

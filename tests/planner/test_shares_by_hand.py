@@ -26,8 +26,6 @@ from planner.calibrate.statistics import errors_of, factors_of, percentile, spea
 from planner.engines import common
 from planner.inventory import optimizers
 from planner.inventory.forms import is_layer_linear
-from planner.inventory.llama_adapter import PROMPT_TOKENS, is_norm, prompt_weights, scale_weights
-from planner.inventory.tensors import Weight
 from planner.parallelism import expert
 from planner.parallelism.case import Case
 from planner.spec import Layout, Lora, Optimizer, Quantization, Recipe, TrainingJob, presets
@@ -187,29 +185,11 @@ def test_tokens_travel_to_their_experts_and_back_in_both_passes() -> None:
     ],
 )
 def test_muon_s_products_by_hand(shape: tuple[int, ...], shards: int, flops: float) -> None:
-    tensor = optimizers.Tensor(shape, math.prod(shape) / shards, shards)
+    tensor = optimizers.TrainedTensor(shape, math.prod(shape) / shards, shards)
     muon = Optimizer(name="muon")
     assert optimizers.matrix_flops(muon, [([tensor], 7)]) == 7 * flops
     assert optimizers.matrix_flops(muon, [([replace(tensor, hidden=False)], 7)]) == 0
     assert optimizers.matrix_flops(Optimizer(), [([tensor], 7)]) == 0
-
-
-def test_a_norm_is_a_vector_of_a_module_that_is_called_so() -> None:
-    def weight(name: str, *shape: int) -> Weight:
-        return Weight(name=name, shape=shape, unit="layer")
-
-    assert is_norm(weight("layers.0.input_layernorm", 8)) and is_norm(weight("layers.0.input_layernorm.bias", 8))
-    assert not is_norm(weight("layers.0.norm", 8, 8)) and not is_norm(weight("layers.0.mlp.up_proj.bias", 8))
-    assert not is_norm(weight("normed.up_proj", 8))
-
-
-def test_prompts_and_scales_of_llama_adapter_by_hand() -> None:
-    model = presets.model("tiny-llama")
-    prompt, gate = prompt_weights(model, "layer")
-    assert (prompt.shape, gate.shape, PROMPT_TOKENS) == ((10, model.hidden), (model.heads,), 10)
-    linear = next(one for one in common.unit_weights(model, None)["layer"] if len(one.shape) == 2)
-    assert [one.shape for one in scale_weights(linear)] == [(linear.features[0],)] * 2
-    assert all(one.adapter and one.unit == linear.unit for one in (prompt, *scale_weights(linear)))
 
 
 def loaded(precision: str = "bf16", checkpoint: str | None = "there", **job: Any) -> Case:

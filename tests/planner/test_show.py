@@ -215,11 +215,13 @@ def test_a_checkpoint_stands_above_the_drawing_with_what_is_known_of_it(capsys, 
     advice = plan.prediction.checkpoint
     assert advice is not None
     size = format_bytes(advice.bytes)
-    assert f"checkpoint {size}, written in n/a, best after n/a\n" in capsys.readouterr().out
+    assert f"a checkpoint takes {size} (--storage-gb-per-s gives the time)\n" in capsys.readouterr().out
 
     known = msgspec.structs.replace(advice, seconds=90.0, interval_s=7200.0)
     told = msgspec.structs.replace(plan, prediction=msgspec.structs.replace(plan.prediction, checkpoint=known))
-    assert picture_of(told).subtitle.endswith(f"checkpoint {size}, written in 1.5 min, best after 2.0 h of training")
+    assert picture_of(told).subtitle.endswith(
+        f"a checkpoint takes {size} and 1.5 min to write; the best interval is 2.0 h of training"
+    )
 
 
 # -- in the terminal -----------------------------------------------------------------------------------------------

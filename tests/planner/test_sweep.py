@@ -14,7 +14,7 @@ from planner.basics import command
 from planner.cli import planner
 from planner.decide.answers import Constraints
 from planner.decide.recommendation import recommend
-from planner.studies.sweep import Point, marginal_return, scaling_efficiency, speed_up, sweep, where_it_stops
+from planner.studies.sweep import SweepPoint, marginal_return, scaling_efficiency, speed_up, sweep, where_it_stops
 from planner.views.sweep import sweep_text
 
 
@@ -43,12 +43,12 @@ def test_in_proportion_is_worth_everything_and_no_gain_is_worth_nothing(speed: f
     assert marginal_return(speed, gpus * times, speed, gpus) == 0
 
 
-def measured(*pairs: tuple[int, float | None]) -> list[Point]:
-    points: list[Point] = []
+def measured(*pairs: tuple[int, float | None]) -> list[SweepPoint]:
+    points: list[SweepPoint] = []
     before: tuple[int, float] | None = None
     for gpus, speed in pairs:
         marginal = None if before is None or speed is None else marginal_return(speed, gpus, before[1], before[0])
-        points.append(Point(gpus, None, speedup=speed, efficiency=speed, marginal=marginal))
+        points.append(SweepPoint(gpus, None, speedup=speed, efficiency=speed, marginal=marginal))
         before = before if speed is None else (gpus, speed)
     return points
 

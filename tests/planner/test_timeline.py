@@ -16,7 +16,7 @@ import pytest
 from planner.ask.options import question
 from planner.ask.question import case_of, exact_layout
 from planner.engines import engine_of
-from planner.figures.hiding import Beside, Piece, place_hidden
+from planner.figures.hiding import OverlapWindow, Piece, place_hidden
 from planner.figures.passes import coefficients, on_stage, waiting_of
 from planner.figures.steptime import StepTime, step_parts
 from planner.figures.timeline import KINDS, StageSpans, Timeline, timeline
@@ -235,7 +235,7 @@ def piece(on: range, hidden_s: float) -> Piece:
 
 
 def test_what_hides_beside_one_micro_batch_comes_before_what_hides_beside_all():
-    windows = [Beside(number, float(number), number + 1.0) for number in range(4)]
+    windows = [OverlapWindow(number, float(number), number + 1.0) for number in range(4)]
     every, last = piece(range(4), 3.0), piece(range(3, 4), 0.8)
 
     placed, left_s = place_hidden(windows, [every, last])
@@ -247,7 +247,7 @@ def test_what_hides_beside_one_micro_batch_comes_before_what_hides_beside_all():
 
 
 def test_what_has_no_room_beside_any_pass_is_counted_and_not_drawn():
-    placed, left_s = place_hidden([Beside(0, 0.0, 1.0)], [piece(range(1), 1.5)])
+    placed, left_s = place_hidden([OverlapWindow(0, 0.0, 1.0)], [piece(range(1), 1.5)])
 
     assert left_s == pytest.approx(0.5)
     assert [when for _, _, when in placed] == [(0.0, 1.0)]

@@ -22,7 +22,7 @@ from planner.cli import planner
 from planner.figures.timeline import KINDS
 from planner.parallelism.makespan import played
 from planner.spec.spans import COLLECTIVES, COMPUTE, FOLDER, SENDS, Profile, Span
-from planner.views.timeline.axis import PREDICTED, Axis, Row, Track, chosen
+from planner.views.timeline.axis import PREDICTED, Axis, StreamSpans, Track, chosen
 from planner.views.timeline.picture import bars, svg_of
 from planner.views.timeline.terminal import marks, text
 from planner.views.timeline.trace import RECORDED_FROM, trace_of
@@ -41,14 +41,14 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, told.out, told.err
 
 
-def even(schedule: str, forward_s: float = 1.0, backward_s: float = 2.0) -> tuple[float, list[Row]]:
+def even(schedule: str, forward_s: float = 1.0, backward_s: float = 2.0) -> tuple[float, list[StreamSpans]]:
     """A pipeline of even stages that sends at once: its seconds, and what each stage computes."""
     passes = played(schedule, [forward_s] * STAGES, [backward_s] * STAGES, MICRO_BATCHES)
     rows = []
     for rank in range(STAGES):
         own = [one for one in passes if one.rank == rank]
         spans = [Span(COMPUTE, KINDS[one.kind], one.kind, one.start_s, one.end_s, one.micro_batch) for one in own]
-        rows.append(Row(COMPUTE, tuple(spans)))
+        rows.append(StreamSpans(COMPUTE, tuple(spans)))
     return max(one.end_s for one in passes), rows
 
 
@@ -85,7 +85,9 @@ def test_gpipe_ends_all_forwards_first_and_1f1b_alternates_and_zero_bubble_split
 
 
 def test_a_column_shows_what_takes_most_of_it_and_nothing_where_it_is_idle():
-    row = Row(COMPUTE, (Span(COMPUTE, "forward", "f", 0.0, 2.0, 0), Span(COMPUTE, "backward", "b", 2.6, 6.0, 1)))
+    row = StreamSpans(
+        COMPUTE, (Span(COMPUTE, "forward", "f", 0.0, 2.0, 0), Span(COMPUTE, "backward", "b", 2.6, 6.0, 1))
+    )
 
     assert marks(row, 8.0, 8) == "FF.bbb.."
     assert marks(row, 8.0, 4) == "Fbb."
@@ -94,13 +96,13 @@ def test_a_column_shows_what_takes_most_of_it_and_nothing_where_it_is_idle():
 def test_a_column_of_many_passes_says_how_many_tenths_of_it_are_busy():
     spans = tuple(Span(COMPUTE, "forward", "f", number + 0.0, number + 0.5, number) for number in range(100))
 
-    assert marks(Row(COMPUTE, spans), 100.0, 10) == "5" * 10
+    assert marks(StreamSpans(COMPUTE, spans), 100.0, 10) == "5" * 10
 
 
 def test_collectives_that_are_waited_for_look_other_than_hidden_ones():
     waited, hidden = (Span(COLLECTIVES, "collective", "x", at, at + 1, exposed=at == 0) for at in (0.0, 1.0))
 
-    assert marks(Row(COLLECTIVES, (waited, hidden)), 3.0, 3) == "#= "
+    assert marks(StreamSpans(COLLECTIVES, (waited, hidden)), 3.0, 3) == "#= "
 
 
 def test_a_pipeline_of_many_stages_shows_a_few_and_says_which_are_left_out():
@@ -229,8 +231,8 @@ def test_bars_too_narrow_to_be_seen_are_drawn_together():
     spans = tuple(Span(COMPUTE, "forward", "f", number * 1e-4, number * 1e-4 + 9e-5, number) for number in range(5000))
     wide = (Span(COMPUTE, "forward", "f", 0.0, 0.5, 0), Span(COMPUTE, "forward", "f", 0.5, 1.0, 1))
 
-    assert len(bars(Row(COMPUTE, spans), 1.0)) == 1
-    assert [word for *_, word in bars(Row(COMPUTE, wide), 1.0)] == ["0", "1"]
+    assert len(bars(StreamSpans(COMPUTE, spans), 1.0)) == 1
+    assert [word for *_, word in bars(StreamSpans(COMPUTE, wide), 1.0)] == ["0", "1"]
 
 
 def test_a_picture_says_which_stages_are_left_out():

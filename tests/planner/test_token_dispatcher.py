@@ -13,24 +13,22 @@ from planner.basics.errors import PlannerError
 from planner.engines import engine_of
 from planner.engines.common import parallel_calls
 from planner.figures.comm import traffic
-from planner.figures.conditions import Conditions
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import coefficients
 from planner.figures.routing import routed_bytes
-from planner.figures.steptime import step_time
-from planner.parallelism.base import Routed
+from planner.parallelism.base import TokenRouting
 from planner.parallelism.case import Case
 from planner.parallelism.expert import parts_reached, sent_once
 from planner.parallelism.rules import check
 from planner.spec import Layout, TrainingJob, presets
-from planner.spec.calibration import UNCALIBRATED, Calibration, ComputeEntry, calibration
+from planner.spec.calibration import UNCALIBRATED, calibration
 from planner.spec.plan import read_plan
 from planner.views.render import layout_text
 
 GUESSES = calibration(UNCALIBRATED)
 SEQ, K, EXPERTS, HIDDEN, BYTES = 4096, 8, 128, 2048, 2
 """Of Qwen3 30B."""
-ROUTED = Routed(K, EXPERTS)
+ROUTED = TokenRouting(K, EXPERTS)
 OLD_PLAN = Path(__file__).parents[1] / "executor" / "old" / "run" / "plan.json"
 
 
@@ -47,7 +45,7 @@ def test_parts_reached_are_the_mean_over_all_choices_of_experts(parts: int, top_
     each = experts // parts
     reached = [len({one // each for one in chosen}) for chosen in combinations(range(experts), top_k)]
 
-    assert parts_reached(parts, Routed(top_k, experts)) == pytest.approx(sum(reached) / len(reached))
+    assert parts_reached(parts, TokenRouting(top_k, experts)) == pytest.approx(sum(reached) / len(reached))
 
 
 def test_columns_of_parts_are_their_numbers() -> None:
@@ -142,18 +140,3 @@ def test_plans_of_before_send_every_copy_and_a_layout_s_text_names_another_sende
     assert read_plan(OLD_PLAN).layout.token_dispatcher == "alltoall"
     assert "tokens sent by hybridep" in layout_text(case_of(token_dispatcher="hybridep").layout)
     assert "tokens sent" not in layout_text(case_of().layout)
-
-
-def test_the_host_starts_no_operations_of_layers_that_are_graphs() -> None:
-    slow = Calibration(
-        name="slow host", base=GUESSES, compute=(ComputeEntry(operation_s=1e-3, source="a trial of this test"),)
-    )
-    case = case_of()
-    quick_s, plain_s, graphed_s = (
-        step_time(case, known, conditions=Conditions(layers_graphed=graphed)).step_s
-        for known, graphed in ((GUESSES, False), (slow, False), (slow, True))
-    )
-
-    assert plain_s > 3 * quick_s
-    # What is left of the slow host are the ends' operations.
-    assert quick_s < graphed_s < 0.5 * plain_s

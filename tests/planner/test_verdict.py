@@ -146,8 +146,8 @@ def test_text_and_json_tell_the_word_and_the_band(name: str, capsys: pytest.Capt
         assert re.search(rf"{re.escape(band)} +{one['verdict']} ", text)
         assert low < memory["device_bytes"] < high
     words = {one["verdict"] for one in shown}
-    assert ("likely: its upper end is beyond the card" in text.lower()) == ("likely" in words)
-    assert ("Nine measurements of ten lie in the memory's band." in text) == bool(words & {"likely", "close"})
+    assert ("Likely: should fit; the top of the band does not." in text) == ("likely" in words)
+    assert ("Band: 90 % of measured runs." in text) == bool(words & {"likely", "close"})
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.engines.zero3_fetch import Codes, Fetches, Limits, Step, _Whole, fetches
+from planner.engines.zero3_fetch import Codes, Fetches, Limits, WeightUse, _Whole, fetches
 from planner.inventory import Moment
 from planner.spec import Lora, ModelSpec
 
@@ -163,7 +163,7 @@ def test_the_steps_of_a_layer_s_backward_make_its_gradients_one_after_the_other(
 def test_the_moment_of_a_use_is_found_by_the_gradients_that_are_made() -> None:
     """Between two uses the fuller one counts; in one whose gradient is under way it alone."""
     place = ("backward", "layer", 0)
-    steps = (Step(0, 4, 10.0, 1.0), Step(4, 4, 30.0, 0.0), Step(4, 9, 20.0, 2.0))
+    steps = (WeightUse(0, 4, 10.0, 1.0), WeightUse(4, 4, 30.0, 0.0), WeightUse(4, 9, 20.0, 2.0))
     found = Fetches((), {place: 99.0}, {place: 7.0}, {place: steps}, ())
 
     def at(made: int, in_flight: int = 0, unit: str = "layer") -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planner.calibrate.asked import Asked
+from planner.calibrate.asked import RowQuestion
 from planner.calibrate.predict import Figures, Replayed
 from planner.calibrate.rows import Measured, Row, Source
 from planner.parallelism.case import Case
@@ -24,7 +24,7 @@ RUNS = [
 
 def replayed(probability: float | None, *, fits: bool = True, oom: bool = False) -> Replayed:
     row = Row(id="a", source=Source(repo_or_paper="b"), measured=Measured(oom=oom), file="c")
-    return Replayed(Asked(row=row), Figures(needed_probability=probability, fits_probability=0.7, fits=fits))
+    return Replayed(RowQuestion(row=row), Figures(needed_probability=probability, fits_probability=0.7, fits=fits))
 
 
 def test_the_score_of_four_runs() -> None:

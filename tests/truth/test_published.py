@@ -19,13 +19,13 @@ from planner.basics.errors import PlannerError
 from planner.basics.units import GIB
 from planner.calibrate.asked import CannotPredict, each
 from planner.calibrate.predict import replay
-from planner.calibrate.rows import Collective, Measured, Source, each_row
-from planner.figures.conditions import NONE
+from planner.calibrate.rows import Measured, MeasuredCall, Source, each_row
 from planner.figures.memory import memory_breakdown
 from planner.spec.calibration import calibration
 from tests.truth.published import reader, sources
 from tests.truth.published.__main__ import published as commands
 from tests.truth.published.cases import case_of, memory_stage, row_case
+from tests.truth.published.conditions import NONE
 from tests.truth.published.rows import Hardware, RowLayout, RowLora, RowModel, WordRow, word_row
 
 TRUTH = Path(__file__).resolve().parent
@@ -108,7 +108,7 @@ def test_a_word_that_breaks_the_format_is_refused_with_its_place(changes, said):
 def test_the_format_is_documented_field_by_field():
     told = (TRUTH / "README.md").read_text()
     parts = {"model": RowModel, "hardware": Hardware, "lora": RowLora, "layout": RowLayout, "measured": Measured}
-    for name, part in (parts | {"source": Source, "collective": Collective}).items():
+    for name, part in (parts | {"source": Source, "collective": MeasuredCall}).items():
         (listed,) = re.findall(rf"`{name}\{{([^}}]*)\}}`", told)
         assert sorted(listed.split(", ")) == sorted(part.__struct_fields__), name
     fields = set(WordRow.__struct_fields__) - {"file", "schema", "plan", "options"}
@@ -331,7 +331,7 @@ def test_the_planners_own_optimizers_are_words_of_a_row(word, name):
 
 def test_a_word_for_memory_that_nobody_knows_is_counted():
     assert row_case(one(measured__memory_kind="alocated")).assumptions == (
-        "memory kind alocated: held against reserved",
+        "memory kind alocated: compared with reserved",
     )
 
 

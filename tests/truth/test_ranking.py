@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from planner.calibrate.asked import Asked
+from planner.calibrate.asked import RowQuestion
 from planner.spec import Layout
 from planner.spec.calibration import calibration
 from tests.truth.published.ranking import Ranking, Tried, page, rankings
@@ -60,7 +60,7 @@ def test_the_star_comes_first_and_then_the_fastest():
 
 @pytest.mark.slow
 def test_the_sweeps_fastest_is_among_the_first_three_in_nine_of_ten_groups_and_no_first_one_failed():
-    rows = [one for one in each([SWEEP]) if isinstance(one, Asked)]
+    rows = [one for one in each([SWEEP]) if isinstance(one, RowQuestion)]
     found = [one for one in rankings(rows, calibration("published").links) if one.gpus in SIZES]
 
     assert [(one.model, one.gpus) for one in found] == [

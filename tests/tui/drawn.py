@@ -75,7 +75,7 @@ def text_of(app: ExplorerApp) -> str:
     return "".join(f"{strip.text.rstrip()}\n" for strip in strips)
 
 
-def from_record(asked: state.Asked, watch: object) -> state.Planned:
+def from_record(asked: state.CheckedQuestion, watch: object) -> state.Planned:
     """The recorded answer, whatever is asked now."""
     record = msgspec.json.decode(RECORDED.read_bytes(), type=Record)
     return state.Planned(record.shown, seconds=record.seconds)

@@ -28,7 +28,7 @@ class Standing:
     def __init__(self, gpus: str) -> None:
         self.gpus, self.stands, self.go = gpus, threading.Event(), threading.Event()
 
-    def __call__(self, asked: state.Asked, watch) -> state.Planned:
+    def __call__(self, asked: state.CheckedQuestion, watch) -> state.Planned:
         if asked.given["gpus"] == self.gpus:
             self.stands.set()
             assert self.go.wait(PATIENCE_S)

@@ -256,7 +256,7 @@ def test_tab_reaches_every_field_and_list_and_comes_back():
         while app.focused not in seen:
             seen.append(app.focused)
             await pilot.press("tab")
-        return seen, [one for one in app.main.query("FieldInput, Strategies, Ranking") if one not in seen]
+        return seen, [one for one in app.main.query("FieldInput, Strategies, RankedLayouts") if one not in seen]
 
     seen, missed = drive(app, body)
 
@@ -279,7 +279,7 @@ def test_at_80x24_every_field_strategy_and_key_is_on_the_screen():
 
     async def body(pilot):
         cut = [
-            one for one in app.main.query("FieldInput, Strategies, Ranking, Footer, #command, #headline")
+            one for one in app.main.query("FieldInput, Strategies, RankedLayouts, Footer, #command, #headline")
             if not app.main.region.contains_region(one.region) or not one.region.area
         ]  # fmt: skip
         return cut, text_of(app), app.main.planned.shown

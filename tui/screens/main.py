@@ -22,14 +22,15 @@ from textual.widgets import Footer, Input, Static
 from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_shell
 from tui import bars, inputs
-from tui.asking import Asking, Checked, Search, Searched
-from tui.messages import Changed, Entered, Picked, Submitted, Told
+from tui.asking import Checked, ScreenQuestions, Search, Searched
+from tui.messages import Changed, Entered, Picked, Submitted, ThreadDone
 from tui.widgets.details import Details
 from tui.widgets.fields import Fields
-from tui.widgets.layouts import Layouts, Ranking, Strategies
+from tui.widgets.layouts import Layouts, RankedLayouts, Strategies
 
 if TYPE_CHECKING:  # as in messages.py
-    from tui.state import Planned, Screenful, Shown
+    from planner.views.shown import ShownLayout
+    from tui.state import Planned, Screenful
 
 PAUSE_S = 0.01
 """Wait this long for the next key before planning: pasted text is one question, and nobody sees the wait."""
@@ -44,7 +45,7 @@ class MainScreen(Screen[None]):
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (150, "-wide")]  # noqa: RUF012  # declared by Textual, in a way that mypy
     VERTICAL_BREAKPOINTS = [(0, "-low"), (36, "-high")]  # noqa: RUF012  # takes for an instance's
-    AUTO_FOCUS = "Ranking"
+    AUTO_FOCUS = "RankedLayouts"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "search", "Search", key_display="/"),
         Binding("tab", "app.focus_next", "Next"),
@@ -59,7 +60,7 @@ class MainScreen(Screen[None]):
     def __init__(self, texts: Mapping[str, str], search: Search | None) -> None:
         super().__init__()
         self.texts = dict(texts)
-        self.asking = Asking(self._tell, search)
+        self.asking = ScreenQuestions(self._tell, search)
         self.planned: Planned | None = None
         self.kind, self.place = "ranked", 0
         self._answered, self._without = -1, ""
@@ -77,7 +78,7 @@ class MainScreen(Screen[None]):
             with Horizontal(id="below"):
                 with Vertical(id="ranking"):
                     yield Static("LAYOUTS", classes="heading", id="head", markup=False)
-                    yield Ranking()
+                    yield RankedLayouts()
                 yield Details()
         yield Static(id="command", markup=False)
         yield Footer(show_command_palette=False)
@@ -127,10 +128,10 @@ class MainScreen(Screen[None]):
     def _tell(self, found: Checked | Searched) -> None:
         """In a thread, which may outlive the screen."""
         with suppress(RuntimeError):
-            self.post_message(Told(found))
+            self.post_message(ThreadDone(found))
 
-    @on(Told)
-    def _told(self, message: Told) -> None:
+    @on(ThreadDone)
+    def _told(self, message: ThreadDone) -> None:
         found = message.found
         if not (self.asking.checked(found) if isinstance(found, Checked) else self.asking.searched(found)):
             return
@@ -188,12 +189,12 @@ class MainScreen(Screen[None]):
         told.display = bool(shown.told)
         for one in self.query(Layouts):
             one.show(shown, self.place if one.kind == self.kind else None)
-        ranking = self.query_one(Ranking)
+        ranking = self.query_one(RankedLayouts)
         self.query_one("#head", Static).update(ranking.lines(shown, ranking.size.width)[0].splitlines()[0])
         self._show_picked()
 
     @property
-    def picked(self) -> Shown | None:
+    def picked(self) -> ShownLayout | None:
         """The picked layout."""
         return None if self.planned is None else self.planned.shown.shown(self.kind, self.place)
 
@@ -236,7 +237,7 @@ class MainScreen(Screen[None]):
             self._say_planning()
             return
         self.remove_class("reading")
-        self.query_one(Strategies if self.kind == "strategies" else Ranking).focus()
+        self.query_one(Strategies if self.kind == "strategies" else RankedLayouts).focus()
 
     def action_engines(self) -> None:
         """Rank the layouts of every engine, or only of those that can be launched from here."""
@@ -291,7 +292,7 @@ def _headline(planned: Planned) -> str:
     return f"{planned.shown.headline}. {planned.shown.considered:,} layouts in {planned.seconds * 1e3:.0f} ms"
 
 
-def _legend(shown: Screenful, one: Shown) -> Content:
+def _legend(shown: Screenful, one: ShownLayout) -> Content:
     """Where the card ends, and what the bars' colours mean."""
     terms = list(one.terms)
     keys = [part for term in terms for part in (bars.paint((term, 1), terms), f"{term} ")]

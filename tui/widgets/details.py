@@ -13,7 +13,8 @@ from textual.content import Content
 from textual.widgets import Static
 
 if TYPE_CHECKING:  # as in messages.py
-    from tui.state import Screenful, Shown
+    from planner.views.shown import ShownLayout
+    from tui.state import Screenful
 
 HEADING = "$text-primary bold"
 
@@ -27,7 +28,7 @@ class Details(ScrollableContainer, can_focus=True):
         yield Static(id="tables", markup=False)
         yield Static(id="times", markup=False)
 
-    def show(self, screen: Screenful, one: Shown) -> None:
+    def show(self, screen: Screenful, one: ShownLayout) -> None:
         """Everything that is known of one layout."""
         counts = "; ".join(f"{name}: {count}" for name, count in screen.rejected.items())
         self.query_one("#reasons", Static).update(

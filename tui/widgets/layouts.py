@@ -18,7 +18,8 @@ from tui import bars
 from tui.messages import Entered, Picked
 
 if TYPE_CHECKING:  # as in messages.py
-    from tui.state import Screenful, Shown
+    from planner.views.shown import ShownLayout
+    from tui.state import Screenful
 
 NOT_LAUNCHABLE, NOT_FITTING, LIKELY, NOT_KNOWN = "~", "!", "?", "±"
 WORDS = {"yes": "$text-success", "likely": "$text-success", "close": "$text-warning", "no": "$text-error"}
@@ -88,7 +89,7 @@ class Strategies(Layouts):
         return found
 
 
-def _bar(one: Shown, names: int, sizes: int, capacity: float | None, full: float, room: int) -> Content:
+def _bar(one: ShownLayout, names: int, sizes: int, capacity: float | None, full: float, room: int) -> Content:
     runs = bars.stacked(one.terms, capacity, full, room)
     return Content.assemble(
         f"{_name(one).ljust(names)} ",
@@ -98,7 +99,7 @@ def _bar(one: Shown, names: int, sizes: int, capacity: float | None, full: float
     )
 
 
-class Ranking(Layouts):
+class RankedLayouts(Layouts):
     """The best layouts of all strategies, fastest first."""
 
     kind = "ranked"
@@ -136,12 +137,12 @@ class Ranking(Layouts):
         return found
 
 
-def _name(one: Shown) -> str:
+def _name(one: ShownLayout) -> str:
     """With a mark where it is only a plan."""
     return one.name if one.refusal is None else f"{one.name}{NOT_LAUNCHABLE}"
 
 
-def _mark(one: Shown) -> str:
+def _mark(one: ShownLayout) -> str:
     if one.verdict in KEPT:
         return NOT_KNOWN
     return NOT_FITTING if not one.fits else LIKELY if one.verdict == "likely" else " "

@@ -17,7 +17,7 @@ from executor.worker.meter.memory import LiveTensors, StateTensors
 from executor.worker.meter.modules import Modules
 from executor.worker.meter.traffic import CollectiveCall, TrafficMeter, collectives, sends_activations
 from planner.spec.plan import PhaseMemory, Plan
-from planner.spec.record import MEMORY_STEP, TRAFFIC_STEP, Measured
+from planner.spec.record import MEMORY_STEP, TRAFFIC_STEP, RankMeasurements
 
 
 def logits_widths(plan: Plan) -> tuple[int, int]:
@@ -122,13 +122,13 @@ class Meter:
             finally:
                 self._phase = "step"
 
-    def result(self) -> Measured:
+    def result(self) -> RankMeasurements:
         """The measurements. A run that ends before the measured steps has only those it reached."""
         if self._live is not None and self._entered:
             self._conclude()
         self._note_device("steps")
         data, control = collectives(self.calls, self._layout)
-        return Measured(
+        return RankMeasurements(
             rank=self._rank,
             node=self._node,
             local_rank=self._local_rank,

@@ -23,7 +23,7 @@ from executor.worker.probe.bench import Bench, Task
 from executor.worker.probe.compute import compute_tables
 from executor.worker.probe.links import link_tables
 from executor.worker.world import lastwords, store
-from planner.calibrate.probe import Device
+from planner.calibrate.probe import ProbedDevice
 from planner.spec.presets import host_memory_bytes
 
 ROUNDS = 3
@@ -81,7 +81,7 @@ def _timed(key: str) -> bool:
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """The keys of planner.calibrate.probe.Device, those that are known: torch's words before NVML's."""
+    """The keys of planner.calibrate.probe.ProbedDevice, those that are known: torch's words before NVML's."""
     if device.type == "cpu":
         return {"name": facts.processor(), "kind": "cpu", "memory_bytes": host_memory_bytes()}
     seen = torch.cuda.get_device_properties(device)
@@ -92,7 +92,7 @@ def device_facts(device: torch.device) -> dict[str, Any]:
         "capability": f"{seen.major}.{seen.minor}",
         "multiprocessors": seen.multi_processor_count,
     }
-    return {key: found[key] for key in Device.__struct_fields__ if found.get(key) is not None}
+    return {key: found[key] for key in ProbedDevice.__struct_fields__ if found.get(key) is not None}
 
 
 def host_facts() -> dict[str, Any]:

@@ -13,8 +13,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
-Kind = Literal["harmless", "time", "adds", "takes", "decides"]
-SORTED: tuple[Kind, ...] = ("decides", "adds", "takes", "time")
+KeyClass = Literal["harmless", "time", "adds", "takes", "decides"]
+SORTED: tuple[KeyClass, ...] = ("decides", "adds", "takes", "time")
 """Those that carry a reason."""
 
 
@@ -22,7 +22,7 @@ class Meaning(NamedTuple):
     """One class, with the reason. `rest` are values at which the key asks for nothing; of what decides `by` are the
     options that answer in its place, and `fix` the nearest way out."""
 
-    kind: Kind
+    kind: KeyClass
     why: str
     fix: str = ""
     by: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ def classes(name: str) -> Classes:
     return tuple(sorted(found, key=lambda pair: -len(pair[0].replace("*", ""))))
 
 
-def _of_kind(kind: Kind, table: Mapping[str, Any]) -> list[tuple[str, Meaning]]:
+def _of_kind(kind: KeyClass, table: Mapping[str, Any]) -> list[tuple[str, Meaning]]:
     said = {pattern: {"why": one} if isinstance(one, str) else one for pattern, one in table.items()}
     return [
         (pattern, Meaning(kind, one["why"], one.get("fix", ""), tuple(one.get("by", ())), tuple(one.get("rest", ()))))

@@ -6,7 +6,7 @@ Not here: what any key means (one module a format), or the rules that options ob
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,8 +14,8 @@ import msgspec
 from planner.ask.bounds import Uncounted
 from planner.ask.fromfile import hub
 from planner.ask.fromfile.deepspeed import OfHidden
-from planner.ask.fromfile.sheet import HARMLESS, Ignored, Line, Understood
-from planner.ask.options import cluster_of, model_of
+from planner.ask.fromfile.sheet import HARMLESS, Ignored, OptionLine, Understood
+from planner.ask.options import Given, cluster_of, model_of
 from planner.basics.errors import PlannerError
 from planner.spec import presets
 from planner.spec.engines import ENGINES
@@ -29,15 +29,13 @@ ENGINE_BY = ("strategy", "runtime", "zero_stage")
 
 MOVED = {"more": "adds memory", "less": "takes memory away"}
 
-Given = Mapping[str, Any]
-
 
 class Merged(NamedTuple):
     """What is asked after all, and the file's lines: those that count, and those the command line replaced."""
 
     given: dict[str, Any]
     found: Understood
-    replaced: tuple[tuple[Line, str], ...]
+    replaced: tuple[tuple[OptionLine, str], ...]
 
 
 def merged(found: Understood, given: Given) -> Merged:
@@ -122,7 +120,7 @@ def _on_several(found: Understood) -> Understood:
     return msgspec.structs.replace(found, lines=kept, ignored=(*found.ignored, *ignored))
 
 
-def _named(line: Line, found: Understood, given: Given) -> Line:
+def _named(line: OptionLine, found: Understood, given: Given) -> OptionLine:
     """Models and engines under the planner's own names."""
     if line.option == "model":
         value, how = hub.find(line.value, found.path, tuple(given.get("presets") or ()))
@@ -136,18 +134,18 @@ def _named(line: Line, found: Understood, given: Given) -> Line:
         note = line.note
         if engine != line.value[0]:
             note = f"{line.value[0]}'s own engine is not known to this version: {engine} is estimated"
-        return Line(line.keys, "runtime", ENGINES[engine].runtime if engine in ENGINES else engine, note)
+        return OptionLine(line.keys, "runtime", ENGINES[engine].runtime if engine in ENGINES else engine, note)
     return line
 
 
-def _sized(line: Line, hidden: int) -> Line:
+def _sized(line: OptionLine, hidden: int) -> OptionLine:
     if not isinstance(line.value, OfHidden):
         return line
     note = f"{line.note}: {line.value.text}, hidden = {hidden}"
     return msgspec.structs.replace(line, value=line.value.elements(hidden), note=note)
 
 
-def _keys(line: Line) -> str:
+def _keys(line: OptionLine) -> str:
     return ", ".join(line.keys) or line.note or line.option
 
 
@@ -168,7 +166,7 @@ def as_json(one: Merged) -> dict[str, Any]:
     }
 
 
-def _plain(line: Line) -> dict[str, Any]:
+def _plain(line: OptionLine) -> dict[str, Any]:
     value = line.value
     if isinstance(value, OfHidden):
         value = value.text

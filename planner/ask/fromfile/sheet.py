@@ -1,6 +1,6 @@
 """A configuration file while it is read: typed look-ups, and an account of every key, understood or ignored.
 
-Each format (axolotl.py, deepspeed.py, ...) says on a Sheet what its keys mean; keys nobody spoke of end as ignored.
+Each format (axolotl.py, deepspeed.py, ...) says on a Sheet what its keys mean; other keys are ignored.
 Not here: any framework's key, or what becomes of the options (merge.py).
 """
 
@@ -41,7 +41,7 @@ SAME = {"pure-bf16": "bf16"}
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "")
 
 
-class Line(msgspec.Struct, frozen=True):
+class OptionLine(msgspec.Struct, frozen=True):
     """Keys of the file and the option they mean. Without keys it is the framework's default for an absent one. `memory`
     is what they do beside that option."""
 
@@ -71,7 +71,7 @@ class Understood(msgspec.Struct, frozen=True):
 
     format: str
     path: str
-    lines: tuple[Line, ...]
+    lines: tuple[OptionLine, ...]
     ignored: tuple[Ignored, ...]
 
     @property
@@ -96,7 +96,7 @@ class Sheet:
         self.data = dict(islice(_flat(data, "", 0), MOST_KEYS + 1))
         if len(self.data) > MOST_KEYS:
             raise PlannerError(path, None, f"has more than {MOST_KEYS} keys", "Give one configuration file")
-        self._lines: list[Line] = []
+        self._lines: list[OptionLine] = []
         self._ignored: dict[str, Ignored] = {}
         # What keys said, here and in a file that this one names: (value, keys, the other's path).
         self._own: dict[str, tuple[Any, tuple[str, ...]]] = {}
@@ -189,7 +189,7 @@ class Sheet:
             self._own[option] = (value, said)
         there = dict.fromkeys([*earlier, *(key for key in keys if key in self.data)])
         self._lines = [line for line in self._lines if line.option != option]
-        self._lines.append(Line(tuple(there), option, value, note, memory))
+        self._lines.append(OptionLine(tuple(there), option, value, note, memory))
         for key in there:
             self._ignored.pop(key, None)
 

@@ -16,7 +16,14 @@ from planner.calibrate.kernels.tables import KernelRow
 from planner.figures.kernels.attention import attention_kernel_seconds
 from planner.figures.kernels.collectives import domain_seconds
 from planner.figures.kernels.device import Device, device_of
-from planner.figures.kernels.experts import GROUPED_TILES, Routed, expert_rows, experts_seconds, grouped_seconds, routed
+from planner.figures.kernels.experts import (
+    GROUPED_TILES,
+    Routed,
+    expert_rows,
+    experts_seconds,
+    grouped_seconds,
+    routed,
+)
 from planner.figures.kernels.products import MEASURED_COPIES, product_seconds
 from planner.spec import presets
 from planner.spec.kernel_times import AttentionTimes, CollectiveTimes, ExpertTimes, ProductTimes
@@ -31,7 +38,7 @@ else:
 Times = ProductTimes | ExpertTimes | AttentionTimes | CollectiveTimes
 
 
-class Group(msgspec.Struct, frozen=True):
+class RowGroup(msgspec.Struct, frozen=True):
     """Rows that the same numbers predict, as columns; `kind` is a table's, of a training table the operator's."""
 
     kind: str
@@ -40,13 +47,15 @@ class Group(msgspec.Struct, frozen=True):
     places: tuple[int, ...]
     sizes: dict[str, Column]
 
-    def some(self, chosen: Any) -> Group:
+    def some(self, chosen: Any) -> RowGroup:
         """Of the rows those that are chosen (a mask)."""
         places = tuple(place for place, here in zip(self.places, chosen, strict=True) if here)
-        return Group(self.kind, self.variant, self.gpu, places, {key: one[chosen] for key, one in self.sizes.items()})
+        return RowGroup(
+            self.kind, self.variant, self.gpu, places, {key: one[chosen] for key, one in self.sizes.items()}
+        )
 
 
-class Answer(msgspec.Struct, frozen=True):
+class RowPrediction(msgspec.Struct, frozen=True):
     """Seconds of a row, and on which GPU its numbers were measured; or the reason why there are none."""
 
     predicted_s: float | None = None
@@ -54,7 +63,7 @@ class Answer(msgspec.Struct, frozen=True):
     skipped: str | None = None
 
 
-def grouped(rows: Sequence[KernelRow]) -> list[Group]:
+def grouped(rows: Sequence[KernelRow]) -> list[RowGroup]:
     """Rows that can be predicted, by GPU and variant."""
     import numpy as np
 
@@ -66,28 +75,28 @@ def grouped(rows: Sequence[KernelRow]) -> list[Group]:
     for (kind, variant, gpu), places in by.items():
         names = rows[places[0]].sizes
         sizes = {name: np.array([rows[place].sizes[name] for place in places]) for name in names}
-        group = Group(kind, variant, gpu, tuple(places), sizes)
+        group = RowGroup(kind, variant, gpu, tuple(places), sizes)
         if kind == "experts":
             group.sizes.update(_routed_columns(group))
         found.append(group)
     return found
 
 
-def answers(rows: Sequence[KernelRow]) -> list[Answer]:
+def answers(rows: Sequence[KernelRow]) -> list[RowPrediction]:
     """Every row in order: its seconds, or why there are none."""
-    found = [Answer(skipped=row.why_not) for row in rows]
+    found = [RowPrediction(skipped=row.why_not) for row in rows]
     for group in grouped(rows):
         device, one, reason = looked_up(group)
         if device is None or one is None:
             for place in group.places:
-                found[place] = Answer(skipped=reason)
+                found[place] = RowPrediction(skipped=reason)
             continue
         for place, seconds in zip(group.places, seconds_of(group, device, one), strict=True):
-            found[place] = Answer(float(seconds), one.gpu)
+            found[place] = RowPrediction(float(seconds), one.gpu)
     return found
 
 
-def looked_up(group: Group) -> tuple[Device | None, Times | None, str]:
+def looked_up(group: RowGroup) -> tuple[Device | None, Times | None, str]:
     """A group's device and numbers, or the reason why there are none."""
     if group.gpu not in presets.names("gpus"):
         return None, None, f"{group.gpu!r} is no GPU known here"
@@ -104,7 +113,7 @@ def looked_up(group: Group) -> tuple[Device | None, Times | None, str]:
     return device, one, "" if one else f"no {group.kind} {group.variant} was measured on a GPU like {group.gpu}"
 
 
-def numbers(group: Group, device: Device) -> Times | None:
+def numbers(group: RowGroup, device: Device) -> Times | None:
     """What was fitted for kernels of this kind on the device, or on the nearest one."""
     times = device.times
     if group.kind == "product":
@@ -126,14 +135,14 @@ def link_rate(gpu: str) -> float | None:
     return presets.cluster(gpu).intra_link.bytes_per_s_per_direction
 
 
-def seconds_of(group: Group, device: Device, one: Times) -> Column:
+def seconds_of(group: RowGroup, device: Device, one: Times) -> Column:
     """Seconds of a group's rows by the numbers `one`."""
     found = _seconds_of(group, device, one)
     assert not isinstance(found, float)
     return found
 
 
-def _seconds_of(group: Group, device: Device, one: Times) -> Number:
+def _seconds_of(group: RowGroup, device: Device, one: Times) -> Number:
     at = group.sizes
     if isinstance(one, CollectiveTimes):
         rate = link_rate(group.gpu)
@@ -158,7 +167,7 @@ def _seconds_of(group: Group, device: Device, one: Times) -> Number:
     return product_seconds(at["m"], at["n"], at["k"], device, one, MEASURED_COPIES, sustained=False)
 
 
-def _routed_columns(group: Group) -> dict[str, Column]:
+def _routed_columns(group: RowGroup) -> dict[str, Column]:
     """What grouped kernels need to know of each row's routing, as columns."""
     import numpy as np
 

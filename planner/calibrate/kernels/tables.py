@@ -1,6 +1,6 @@
 """Tables of measured kernels (.csv): which kind a table is by its columns, and each line as the sizes of one kernel.
 
-The format is that of tests/truth/kernels. Not here: what the planner says of a line (predict.py).
+The format is that of tests/truth/kernels. Not here: a line's prediction (predict.py).
 """
 
 from __future__ import annotations

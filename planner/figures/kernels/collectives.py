@@ -54,7 +54,7 @@ def node_steps(op: str, nodes: Number, ranks_per_node: Number, tree: bool) -> Nu
 
 
 def log2_up(value: Number) -> Number:
-    """Depth of a binary tree over so many nodes."""
+    """Depth of a binary tree over a number of nodes."""
     depth: Number = 0.0 * value
     reach: Number = 1.0 + 0.0 * value
     for _ in range(24):

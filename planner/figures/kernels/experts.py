@@ -6,7 +6,6 @@ Not here: which experts a rank holds (parallelism/expert.py), or how tokens get 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, reduce
 
@@ -60,6 +59,8 @@ def expert_rows(tokens: int, top_k: int, experts: int, ranks: int, exponent: flo
     here = experts // ranks
     if not exponent:
         return (tokens * top_k / experts,) * here
+    import random  # of published tables' draws alone
+
     low, high = (1.0, MOST_OF_ALL * tokens) if tokens * top_k > experts else (0.01, 2.0)
     power = 1 - exponent
     total = [0.0] * here
@@ -92,7 +93,7 @@ def grouped_seconds(
 ) -> Number:
     """One grouped product of each expert's rows with its k x n weights, before power and without a launch.
 
-    Of its bytes `cold_share` come from memory, the rest from the cache. `tuned` 0: nobody chose a kernel for these
+    Of its bytes `cold_share` come from memory, the rest from the cache. `tuned` 0: no kernel was chosen for these
     sizes, and the first of the library's list runs.
     """
     peak = device.peak(one.format)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from planner.basics.arith import Number, is_column, minimum, remainder, where
+from planner.basics.arith import Number, is_column, minimum, where
 from planner.basics.formula import formula, unrecorded
 from planner.figures.kernels.device import Device
 from planner.figures.kernels.waves import (
@@ -52,24 +52,8 @@ class Product(NamedTuple):
     converted: Number = 1.0
 
 
-ALIGNED = 8
-"""Elements of 16 bits in the 16 bytes that a Tensor Core's kernel loads at once (NVIDIA, Matrix Multiplication
-Background, requirements to use Tensor Cores)."""
-
-
-def is_aligned(asked: Product) -> Any:
-    """Whether the rows of a product's matrices begin at multiples of 16 bytes: rows have n or k elements."""
-    return (remainder(asked.n, ALIGNED) == 0) & (remainder(asked.k, ALIGNED) == 0)
-
-
-@formula(unit="s", source="definition: FLOP over the rate of the kernels that take any alignment")
-def unaligned_seconds(m: Number, n: Number, k: Number, flops_per_s: Number) -> Number:
-    """One product whose rows do not begin at multiples of 16 bytes."""
-    return 2 * m * n * k / flops_per_s
-
-
 def tile_share(area: int, one: TileTimes) -> float:
-    """The share of the peak that tiles of so many outputs reach."""
+    """The share of the peak that tiles of a number of outputs reach."""
     return one.share * {4096: one.share_4k, 8192: one.share_8k, 16384: one.share_16k}.get(area, 1.0)
 
 
@@ -156,7 +140,7 @@ def product_seconds(
 def products_seconds(products: Iterable[Product], device: Device) -> Number | None:
     """Seconds of products one after the other, as in a training step: weights from memory, the clock settled.
 
-    None where a number format is unknown on the device, or nobody measured it on one like it.
+    None where a number format is unknown on the device, or was not measured on one like it.
     """
     total: Number = 0.0
     for asked in products:

@@ -7,6 +7,7 @@ Sizes are numbers or columns. Not here: which kernels a layer has (work.py), or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -19,14 +20,14 @@ from planner.figures.kernels.attention import BACKWARD_FLOPS, attention_kernel_s
 from planner.figures.kernels.device import Device
 from planner.figures.kernels.products import Product, cast_seconds, product_seconds
 from planner.figures.kernels.waves import held_back_seconds
-from planner.spec.kernel_times import ExpertTimes, ProductTimes
+from planner.spec.kernel_times import AttentionTimes, ExpertTimes, ProductTimes
 
 WIDER = {"fp4": ("fp8", "bf16"), "fp8": ("bf16",)}
 """Whose numbers a format takes that was measured on no such device: as shares of its own peak, with the same power."""
 
 
 class Grouped(NamedTuple):
-    """`times` grouped products of so many experts, each of `rows` rows by n columns over k."""
+    """`times` grouped products of `experts` experts, each of `rows` rows by n columns over k."""
 
     experts: Number
     rows: Number
@@ -49,17 +50,18 @@ class Attention(NamedTuple):
     times: Number = 1.0
 
 
-Asked = Product | Grouped | Attention
+KernelCall = Product | Grouped | Attention
 
 
-def formats_known(device: Device, formats: Iterable[str]) -> bool:
+@lru_cache(maxsize=64)
+def formats_known(device: Device, formats: tuple[str, ...]) -> bool:
     """Whether the device has a rate for each number format, and numbers to time its products, experts and attention."""
     if device.peak("bf16") is None or device.times.attend(backward=True) is None:
         return False
     return all(device.peak(one) is not None and _expert_times(device, one) is not None for one in formats)
 
 
-def kernels_seconds(asked: Iterable[Asked], device: Device, rows: Rows | None = None) -> Number:
+def kernels_seconds(asked: Iterable[KernelCall], device: Device, rows: Rows | None = None) -> Number:
     """Seconds of kernels one after the other. `rows` are the distinct rows of columns."""
     total: Any = 0.0
     for one in asked:
@@ -69,12 +71,12 @@ def kernels_seconds(asked: Iterable[Asked], device: Device, rows: Rows | None = 
     return every
 
 
-def least_seconds(asked: Iterable[Asked], device: Device) -> Number:
+def least_seconds(asked: Iterable[KernelCall], device: Device) -> Number:
     """A bound below the seconds of kernels, in proportion to their FLOP: full waves of the best tiles, nothing else."""
     total: Number = 0.0
     for one in asked:
         if isinstance(one, Attention):
-            known = device.times.attend(one.backward)
+            known = _attention_times(device, one.backward)
             peak = device.peak("bf16")
             assert known is not None and peak is not None
             flops = causal_flops(one.batch, one.seq, one.heads, one.head_dim, one.value_dim)
@@ -123,7 +125,7 @@ MOST_EXACT = 2.0**53
 """All whole numbers up to it are floats."""
 
 
-def at_rows(asked: Asked, first: Any) -> Asked:
+def at_rows(asked: KernelCall, first: Any) -> KernelCall:
     """A kernel whose columns are those of some rows."""
     sizes: Iterable[Any] = asked
     return type(asked)(*(size[first] if is_column(size) else size for size in sizes))
@@ -147,23 +149,31 @@ LAUNCH_S = 3e-6
 """Of one kernel: an expert's numbers have the launches of all that goes on around it."""
 
 
-def _one(asked: Asked, device: Device) -> Number:
+def _one(asked: KernelCall, device: Device) -> Number:
     """Seconds of one call of a kernel: each size is timed once, and so is each row of columns."""
-    times = _TIMERS[type(asked)]
-    bare = asked._replace(times=1.0)
+    try:
+        found = None if watched() else device.known.get(asked)
+    except TypeError:  # columns have no hash
+        found = None
+    if found is not None:
+        return found
+    times, bare = _TIMERS[type(asked)], asked._replace(times=1.0)
     if is_column(*bare):
         return _of_rows(bare, times, device)
     if watched():
         return times(bare, device)
     found = device.known.get(bare)
     if found is None:
-        if len(device.known) > MOST_KNOWN:
-            device.known.clear()
-        found = device.known[bare] = float(times(bare, device))
+        found = float(times(bare, device))
+    if len(device.known) > MOST_KNOWN:
+        device.known.clear()
+    device.known[bare] = found
+    if not is_column(asked.times):
+        device.known[asked] = found
     return found
 
 
-def _of_rows(bare: Asked, times: Callable[[Any, Device], Number], device: Device) -> Number:
+def _of_rows(bare: KernelCall, times: Callable[[Any, Device], Number], device: Device) -> Number:
     """Seconds of a kernel of columns, of rows that were not asked for before together."""
     import numpy as np  # columns only
 
@@ -196,7 +206,7 @@ def _grouped(asked: Grouped, device: Device) -> Number:
 
 
 def _attention(asked: Attention, device: Device) -> Number:
-    one = device.times.attend(asked.backward)
+    one = _attention_times(device, asked.backward)
     assert one is not None
     batch, seq, heads, kv_heads, head_dim, value_dim, backward, _ = asked
     return attention_kernel_seconds(batch, seq, heads, kv_heads, head_dim, device, one, value_dim, backward)
@@ -205,6 +215,12 @@ def _attention(asked: Attention, device: Device) -> Number:
 _TIMERS: dict[type, Callable[[Any, Device], Number]] = {Product: _product, Grouped: _grouped, Attention: _attention}
 
 
+@lru_cache(maxsize=64)
+def _attention_times(device: Device, backward: bool) -> AttentionTimes | None:
+    return device.times.attend(backward)
+
+
+@lru_cache(maxsize=64)
 def _product_times(device: Device, number_format: str) -> ProductTimes | None:
     found = device.times.product(number_format)
     for other in WIDER.get(number_format, ()) if found is None and device.peak(number_format) is not None else ():
@@ -215,6 +231,7 @@ def _product_times(device: Device, number_format: str) -> ProductTimes | None:
     return found
 
 
+@lru_cache(maxsize=64)
 def _expert_times(device: Device, number_format: str) -> ExpertTimes | None:
     """Of the nearest device whose experts were measured, with the energies of this one's products."""
     own = _product_times(device, number_format)

@@ -35,7 +35,7 @@ def waves_of(tiles: Number, multiprocessors: Number, stepped: Number) -> Number:
 
 @formula(unit="s", source="definition: FLOP of a tile at its multiprocessor's rate, with what starting it costs")
 def tile_seconds(flops_a_step: Number, steps: Number, ramp: Number, flops_per_s: Number, start_s: Number) -> Number:
-    """One tile on one multiprocessor: so many steps of its loop, and `ramp` more to fill the pipeline."""
+    """One tile on one multiprocessor: a number of steps of its loop, and `ramp` more to fill the pipeline."""
     return flops_a_step * (steps + ramp) / flops_per_s + start_s
 
 

@@ -33,7 +33,7 @@ EXPERT_AXIS = "ep"
 
 PARTS = ("dp_secondary", "dp_shard_cp")
 SENDING_AXES = ("pp", "pp_ends", *MESH_AXES[1:3], *PARTS, *MESH_AXES[3:], *EXPERT_AXES[2:])
-"""Every axis whose groups may send, in the order they are told."""
+"""Every axis whose groups may send, in the order of the page."""
 
 AXIS_WORDS = {
     "pp": "pipeline stage",
@@ -67,7 +67,7 @@ class Pattern(msgspec.Struct, frozen=True):
     spread: dict[str, tuple[int, int]]
 
 
-class Group(msgspec.Struct, frozen=True):
+class AxisGroups(msgspec.Struct, frozen=True):
     """The groups of one axis: how many of which size, the first one's ranks, and over how many nodes one reaches
     at most."""
 
@@ -78,7 +78,7 @@ class Group(msgspec.Struct, frozen=True):
     nodes: int
 
 
-class Load(msgspec.Struct, frozen=True):
+class AxisTraffic(msgspec.Struct, frozen=True):
     """What one GPU sends in one optimizer step for the groups of one axis, inside its domain and out of it: the node,
     or what joins nodes as fast as it joins GPUs, such as an NVLink rack."""
 
@@ -88,7 +88,7 @@ class Load(msgspec.Struct, frozen=True):
     outside_bytes: float
 
 
-class Tier(msgspec.Struct, frozen=True):
+class NetworkLevel(msgspec.Struct, frozen=True):
     """One level of the network: domains of `gpus`, what joins the GPUs of one, and what a GPU sends over it a step."""
 
     name: str
@@ -98,7 +98,7 @@ class Tier(msgspec.Struct, frozen=True):
     sent_bytes: float | None
 
 
-class Stage(msgspec.Struct, frozen=True):
+class StagePlacement(msgspec.Struct, frozen=True):
     """One pipeline stage: its runs of layers (counted from 0; several with virtual stages), its ranks and nodes, first
     and last of each."""
 
@@ -120,14 +120,14 @@ class Picture(msgspec.Struct, frozen=True):
     gpus_per_node: int
     gpu: str
     domain: str
-    tiers: tuple[Tier, ...]
+    tiers: tuple[NetworkLevel, ...]
     axes: dict[str, int]
     colour_axis: str | None
     outline_axis: str | None
     patterns: tuple[Pattern, ...]
-    groups: tuple[Group, ...]
-    loads: tuple[Load, ...] | None
-    stages: tuple[Stage, ...]
+    groups: tuple[AxisGroups, ...]
+    loads: tuple[AxisTraffic, ...] | None
+    stages: tuple[StagePlacement, ...]
 
     @property
     def inside_bytes(self) -> float | None:
@@ -285,13 +285,13 @@ def ranges(numbers: list[int]) -> Ranges:
     return tuple(runs)
 
 
-def _group(layout: Layout, axis: str, per_node: int) -> Group:
+def _group(layout: Layout, axis: str, per_node: int) -> AxisGroups:
     groups = axis_groups(layout, axis)
     nodes = max(len({node_of(rank, per_node)[0] for rank in group}) for group in groups)
-    return Group(axis, len(groups[0]), len(groups), tuple(groups[0]), nodes)
+    return AxisGroups(axis, len(groups[0]), len(groups), tuple(groups[0]), nodes)
 
 
-def _stages(plan: Plan) -> tuple[Stage, ...]:
+def _stages(plan: Plan) -> tuple[StagePlacement, ...]:
     layout, count = plan.layout, plan.layout.pp
     ranks, per_node = layout.world_size // count, plan.cluster.gpus_per_node
     runs: list[list[tuple[int, int]]] = [[] for _ in range(count)]
@@ -305,7 +305,7 @@ def _stages(plan: Plan) -> tuple[Stage, ...]:
     for stage in range(count):
         start, end = stage * ranks, (stage + 1) * ranks - 1
         stages.append(
-            Stage(
+            StagePlacement(
                 stage=stage,
                 layers=tuple(runs[stage]),
                 embedding=stage == 0,
@@ -349,7 +349,7 @@ def _sent(plan: Plan) -> list[Traffic] | None:
     return traffic(case, told)
 
 
-def _loads(sent: list[Traffic]) -> tuple[Load, ...]:
+def _loads(sent: list[Traffic]) -> tuple[AxisTraffic, ...]:
     loads = []
     for axis in SENDING_AXES:
         some = [one for one in sent if one.axis == axis]
@@ -357,7 +357,7 @@ def _loads(sent: list[Traffic]) -> tuple[Load, ...]:
             ops = tuple(dict.fromkeys(one.op for one in some))
             # What leaves the domain is a part of what a rank sends (comm.py): the rest stays inside.
             inside = float(sum(one.wire_bytes - one.inter_bytes for one in some))
-            loads.append(Load(axis, ops, inside, float(sum(one.inter_bytes for one in some))))
+            loads.append(AxisTraffic(axis, ops, inside, float(sum(one.inter_bytes for one in some))))
     return tuple(loads)
 
 
@@ -366,7 +366,7 @@ def _domain(cluster: Cluster) -> str:
     return next(tier.name for tier in cluster.levels if tier.gpus >= min(cluster.gpus_per_node, cluster.gpus))
 
 
-def _tiers(plan: Plan, sent: list[Traffic] | None) -> tuple[Tier, ...]:
+def _tiers(plan: Plan, sent: list[Traffic] | None) -> tuple[NetworkLevel, ...]:
     """Each level carries what leaves the level inside it and not the level itself."""
     tiers = []
     for place, level in enumerate(plan.cluster.levels):
@@ -377,6 +377,8 @@ def _tiers(plan: Plan, sent: list[Traffic] | None) -> tuple[Tier, ...]:
             carried = float(sum(into) - sum(out))
         link = level.link
         tiers.append(
-            Tier(for_terminal(level.name), level.gpus, for_terminal(link.name), link.bytes_per_s_per_direction, carried)
+            NetworkLevel(
+                for_terminal(level.name), level.gpus, for_terminal(link.name), link.bytes_per_s_per_direction, carried
+            )
         )
     return tuple(tiers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.basics.units import format_volume
-from planner.views.show.picture import Picture, Stage
+from planner.views.show.picture import Picture, StagePlacement
 
 MOST_STAGES = 12
 """Stages told one by one; more are folded where they have equally many layers."""
@@ -22,7 +22,7 @@ def ranges_text(ranges: Sequence[tuple[int, int]], noun: str, count: int) -> str
     return f"{noun}{'s' if count > 1 else ''} {shown}"
 
 
-def holds_text(stage: Stage) -> str:
+def holds_text(stage: StagePlacement) -> str:
     """`embedding, layers 0-19`."""
     parts = ["embedding"] if stage.embedding else []
     if stage.layers:
@@ -54,11 +54,11 @@ def rate_text(sent_bytes: float, bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e9:g} GB/s a GPU and direction: at least {sent_bytes / bytes_per_s * 1e3:.1f} ms"
 
 
-def folded(stages: Sequence[Stage]) -> list[list[Stage]]:
+def folded(stages: Sequence[StagePlacement]) -> list[list[StagePlacement]]:
     """Every stage alone; many inner ones together where they have equally many layers."""
     if len(stages) <= MOST_STAGES:
         return [[stage] for stage in stages]
-    runs: list[list[Stage]] = []
+    runs: list[list[StagePlacement]] = []
     for stage in stages:
         inner = not (stage.embedding or stage.head)
         last = runs[-1][-1] if runs else None
@@ -69,11 +69,11 @@ def folded(stages: Sequence[Stage]) -> list[list[Stage]]:
     return runs
 
 
-def _layer_count(stage: Stage) -> int:
+def _layer_count(stage: StagePlacement) -> int:
     return sum(high - low + 1 for low, high in stage.layers)
 
 
-def stage_words(some: Sequence[Stage]) -> tuple[str, str, str, str]:
+def stage_words(some: Sequence[StagePlacement]) -> tuple[str, str, str, str]:
     """One stage, or several alike: number, what it holds, ranks, nodes."""
     first, last = some[0], some[-1]
     return (

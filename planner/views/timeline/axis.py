@@ -19,15 +19,15 @@ from planner.views.render import layout_text, seconds_text
 
 SCHEMA = "timeline/1"
 MOST_STAGES = 8
-"""Drawn where nobody says which; of more, as many of the first and of the last."""
+"""Drawn where none are named; of more, as many of the first and of the last."""
 
 TOLD_SHARE = 1e-3
-"""Of the step, from which it is told what has no room on a stage."""
+"""Of the step, from which spans without room on a stage are listed."""
 
 PREDICTED, RECORDED = "predicted", "recorded"
 
 
-class Row(msgspec.Struct, frozen=True):
+class StreamSpans(msgspec.Struct, frozen=True):
     """One stream of one track. Spans of all its lanes are together, by begin."""
 
     stream: str
@@ -49,13 +49,13 @@ class Track(msgspec.Struct, frozen=True):
     left_out_s: float = 0.0
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[StreamSpans, ...]:
         """Its streams that have spans, and compute, in their order."""
         found = []
         for stream in STREAMS:
             spans = sorted((span for span in self.spans if span.stream == stream), key=lambda span: span.start_s)
             if spans or stream == COMPUTE:
-                found.append(Row(stream, tuple(spans)))
+                found.append(StreamSpans(stream, tuple(spans)))
         return tuple(found)
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from planner.basics.units import format_seconds
 from planner.spec.spans import COPIES, SENDS, Span
 from planner.views.show.canvas import FAINT, FILLS, INK, PANEL, Canvas, fitting, lines_of
-from planner.views.timeline.axis import PREDICTED, Axis, Row, Track, ranges_text
+from planner.views.timeline.axis import PREDICTED, Axis, StreamSpans, Track, ranges_text
 
 WIDTH, MARGIN, LABELS, BAR, GAP = 1280, 24, 190, 16, 3
 ROOM = WIDTH - 2 * MARGIN - LABELS
@@ -84,7 +84,7 @@ def _track(canvas: Canvas, track: Track, end_s: float, y: float) -> float:
     return y + GAP + 6
 
 
-def bars(row: Row, end_s: float) -> list[tuple[float, float, str, str]]:
+def bars(row: StreamSpans, end_s: float) -> list[tuple[float, float, str, str]]:
     """(begin, end, colour, number) of each bar of a row; those too narrow to be seen are drawn together."""
     least_s = LEAST_PIXELS * end_s / ROOM
     found: list[tuple[float, float, str, str]] = []

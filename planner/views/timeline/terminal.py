@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from planner.basics.units import format_seconds
 from planner.spec.spans import COMPUTE, SENDS, Span
-from planner.views.timeline.axis import Axis, Row, Track, ranges_text
+from planner.views.timeline.axis import Axis, StreamSpans, Track, ranges_text
 
 LEAST_COLUMNS = 20
 IDLE, NOTHING = ".", " "
@@ -52,7 +52,7 @@ def text(axis: Axis, left_out: Sequence[int], width: int) -> str:
     return "\n".join(lines)
 
 
-def marks(row: Row, end_s: float, columns: int) -> str:
+def marks(row: StreamSpans, end_s: float, columns: int) -> str:
     """One character a column: what takes most of its time; of compute, where columns are longer than passes and nothing
     takes most of one, how many tenths of it are busy."""
     each_s = end_s / columns
@@ -97,7 +97,7 @@ def _mark(span: Span, *, coarse: bool) -> str:
     return "#" if span.exposed else "="
 
 
-def _figures(track: Track, row: Row) -> str:
+def _figures(track: Track, row: StreamSpans) -> str:
     """What a row's columns cannot tell: how much of the step it is busy, or its seconds."""
     if row.stream == COMPUTE:
         return f"{track.busy_share:.0%} busy"

@@ -1,4 +1,5 @@
-"""Engines that are not shipped: nobody starts a new run with them, and published rows are predicted by them alone.
+"""Engines and model code that are not shipped: nobody starts a new run with them, and published rows are predicted by
+them alone.
 
 Importing this package makes them known, as an entry point does for an installed one. Not here: their code, or who reads
 rows in their words (tests/truth/published).
@@ -6,7 +7,10 @@ rows in their words (tests/truth/published).
 
 from pathlib import Path
 
+from planner.inventory.packaged import ADAPTERS, PROJECTIONS
 from planner.spec.engines import EngineFacts, PackagedEngine, add_engine
+from tests.truth.engines.joint import Joint
+from tests.truth.engines.llama_adapter import LlamaAdapter
 
 PRESETS = str(Path(__file__).parent / "presets")
 
@@ -42,3 +46,5 @@ add_engine(
         presets=PRESETS,
     )
 )
+PROJECTIONS["joint"] = Joint()
+ADAPTERS.update({"llama-adapter": LlamaAdapter(False), "llama-adapter-v2": LlamaAdapter(True)})

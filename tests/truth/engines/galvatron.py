@@ -18,7 +18,7 @@ from planner.basics.arith import Number, maximum, where
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls, parallel_ideal, trained_states
-from planner.engines.fsdp2_units import Units
+from planner.engines.fsdp2_units import UnitSizes
 from planner.inventory import Compute, Moment
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
@@ -87,7 +87,7 @@ class Galvatron(fsdp2.Fsdp2):
         """Of what a forward fills nothing is counted."""
         return self.resident(case)
 
-    def units(self, case: Case) -> Units:
+    def units(self, case: Case) -> UnitSizes:
         """Bytes of each flat parameter, gathered, and of its whole gradient."""
         whole = super().units(_split(case))
         if case.runtime.parts.vocab_parallel:

@@ -20,7 +20,7 @@ from planner.engines.base import Call, Held, Holder
 from planner.engines.ddp import finished_elements
 from planner.engines.model_parallel import OWN_STEP, STAGES, ModelParallel
 from planner.inventory import Moment
-from planner.inventory.joint import is_joined
+from planner.inventory.packaged import is_part
 from planner.parallelism import pipeline, tensor, zero
 from planner.parallelism.case import Case
 from planner.parallelism.recompute import regathers
@@ -111,7 +111,7 @@ class Internevo(ModelParallel):
 
         return at
 
-    def beside(self, case: Case) -> list[tensor.Beside]:
+    def beside(self, case: Case) -> list[tensor.OverlappedCollective]:
         """Backward of a column-parallel linear starts its collective before its weights' gradient
         (internlm/model/utils.py, FusedDenseFunc)."""
         again = regathers(case.parts.column_input, case.layout.recompute)
@@ -132,7 +132,7 @@ class Internevo(ModelParallel):
         buckets = ceil_div(elements, BUCKET_ELEMENTS)
         calls = [Call("all_reduce", "dp", "bucket", "backward", buckets, elements * each.grad, overlappable=True)]
         if layout.zero_stage:
-            weights = sum(times for times, weight in case.counted() if not is_joined(case.parts, weight)) + 0
+            weights = sum(times for times, weight in case.counted() if not is_part(case.parts, weight)) + 0
             count = owners(layout.dp_shard, weights)
             calls.append(Call("broadcast", axis, "params", "optimizer", count, elements * each.weight))
         return calls

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from planner.calibrate.kernels.predict import Group, Times, seconds_of
+from planner.calibrate.kernels.predict import RowGroup, Times, seconds_of
 from planner.figures.kernels.device import Device, named
 from planner.spec.kernel_times import AttentionTimes, CollectiveTimes, ExpertTimes, ProductTimes
 from tests.truth.kernel_fits.least_squares import Column, fitted, held
@@ -87,7 +87,7 @@ BUSY = 0.75
 EIGHT_BIT_ENERGY = 0.55
 
 
-def guesses_of(group: Group, device: Device) -> dict[str, Guess]:
+def guesses_of(group: RowGroup, device: Device) -> dict[str, Guess]:
     """The numbers of a group before its measurements."""
     if group.kind == "collective":
         return COLLECTIVE
@@ -103,14 +103,14 @@ def guesses_of(group: Group, device: Device) -> dict[str, Guess]:
     return guesses | {"flop_j": guesses["flop_j"]._replace(value=energy)}
 
 
-def made(group: Group, values: Mapping[str, float]) -> Times:
+def made(group: RowGroup, values: Mapping[str, float]) -> Times:
     """Numbers as what formulas take."""
     kind: type[Times] = MADE.get(group.kind, AttentionTimes)
     said: dict[str, Any] = {"op": group.variant, "format": group.variant, "source": "", **values}
     return kind(**{name: value for name, value in said.items() if name in kind.__struct_fields__})
 
 
-def fit(group: Group, measured_s: Column, source: str = "") -> Times:
+def fit(group: RowGroup, measured_s: Column, source: str = "") -> Times:
     """A group's numbers from its measurements, with how well they describe them."""
     import numpy as np
 
@@ -142,7 +142,7 @@ def fit(group: Group, measured_s: Column, source: str = "") -> Times:
     )
 
 
-def by_best(group: Group, measured_s: Column, nearest: ProductTimes, source: str) -> ProductTimes | None:
+def by_best(group: RowGroup, measured_s: Column, nearest: ProductTimes, source: str) -> ProductTimes | None:
     """The nearest GPU's numbers of products, with the share of the peak by which one product takes its measured time.
 
     Filling the loop over k takes as many seconds as there, not as many elements. None where no share does, or where
@@ -168,7 +168,7 @@ def by_best(group: Group, measured_s: Column, nearest: ProductTimes, source: str
     return msgspec.structs.replace(found, gpu=group.gpu, n=1, spread=None, spread_p90=None, source=said)
 
 
-def backward_share(group: Group, measured_s: Column, forward: AttentionTimes) -> float:
+def backward_share(group: RowGroup, measured_s: Column, forward: AttentionTimes) -> float:
     """The rate of attention's backward beside forward's: with it the median row is as measured."""
     import numpy as np
 

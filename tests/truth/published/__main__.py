@@ -18,7 +18,7 @@ import click
 from planner.basics import command
 from planner.basics.output import may_write, write_whole
 from planner.calibrate import holdout, report
-from planner.calibrate.asked import Asked
+from planner.calibrate.asked import RowQuestion
 from planner.calibrate.rows import append_rows
 from planner.cli import truth as cli_truth
 from planner.spec.calibration import UNCALIBRATED, calibration
@@ -63,7 +63,7 @@ def calibrate(rows: tuple[str, ...], output: str, force: bool) -> int:
 def plans(rows: tuple[str, ...], output: str) -> int:
     """Write the rows that have a question with their plans by value: `planner replay` reads them alone."""
     may_write(output, False)
-    asked = [one for one in each(rows) if isinstance(one, Asked)]
+    asked = [one for one in each(rows) if isinstance(one, RowQuestion)]
     append_rows(output, [by_value(one) for one in asked if one.refusal is None])
     return 0
 
@@ -73,7 +73,7 @@ def plans(rows: tuple[str, ...], output: str) -> int:
 @click.option("--most-gpus", type=int)
 def rank(rows: tuple[str, ...], most_gpus: int | None) -> int:
     """Order each model's layouts by a calibration of steps that never saw it, and print how fast the first were."""
-    asked = [one for one in each(rows) if isinstance(one, Asked)]
+    asked = [one for one in each(rows) if isinstance(one, RowQuestion)]
     found = ranking.rankings(asked, calibration("published").links)
     click.echo(ranking.page(one for one in found if one.gpus <= (most_gpus or one.gpus)), nl=False)
     return 0

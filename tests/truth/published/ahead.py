@@ -11,9 +11,9 @@ import re
 import msgspec
 
 from planner.engines import engine_of
-from planner.figures.conditions import NONE, Conditions, calling_seconds
 from planner.parallelism import tensor
 from planner.parallelism.case import Case
+from tests.truth.published.conditions import NONE, Conditions, calling_seconds
 from tests.truth.published.sources import Host, Quirk
 
 PEAK_SHARE = 0.5

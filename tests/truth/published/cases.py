@@ -18,7 +18,7 @@ from planner.engines import engine_of, nanotron
 from planner.parallelism import pipeline
 from planner.parallelism.case import Case
 from planner.parallelism.rules import check
-from planner.spec import Layout, ModelSpec, Runtime, Step, presets
+from planner.spec import Layout, ModelSpec, Runtime, StepImplementation, presets
 from planner.spec.engines import ENGINES
 from tests.truth.published import sources
 from tests.truth.published.jobs import columns_of, filled_of, job_of, quirk_of, said_of
@@ -68,7 +68,7 @@ def _row_case(row: WordRow) -> RowCase:
             raise CannotPredict(why)
     kind = row.measured.memory_kind
     if row.measured.peak_memory_gib is not None and kind not in sources.MEMORY_KINDS and quirk_of(row).memory is None:
-        notes.add(f"memory kind {kind or 'not stated'}: held against reserved")
+        notes.add(f"memory kind {kind or 'not stated'}: compared with reserved")
     stage, shards = _sharding(row, notes)
     if stage == "ddp" and row.hardware.gpus == 1:
         stage = "single"  # whatever a source calls it: nobody copies a model to one device
@@ -171,7 +171,7 @@ def _runtime(row: WordRow, facts: RowRuntime | None, stage: str) -> Runtime:
     return _RUNTIMES[key]
 
 
-def _steps(row: WordRow, facts: RowRuntime | None) -> Step:
+def _steps(row: WordRow, facts: RowRuntime | None) -> StepImplementation:
     """How AdamW stepped: as the row says, else as its source does at that version, else in lists."""
     if row.layout.optimizer_implementation is not None:
         return row.layout.optimizer_implementation
@@ -182,7 +182,7 @@ def _steps(row: WordRow, facts: RowRuntime | None) -> Step:
 
 
 def _made_runtime(
-    name: str, facts: RowRuntime, stage: str, kernels: str | None, parts: dict[str, Any], steps: Step
+    name: str, facts: RowRuntime, stage: str, kernels: str | None, parts: dict[str, Any], steps: StepImplementation
 ) -> Runtime:
     preset = facts.presets.get(stage, facts.presets.get("*"))
     if preset is None:

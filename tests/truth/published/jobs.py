@@ -11,7 +11,7 @@ from typing import Any, get_args
 from planner.calibrate.asked import CannotPredict
 from planner.inventory import default_lora, lora_targets, parameters
 from planner.spec import Lora, ModelSpec, Optimizer, Quantization, TrainingJob
-from planner.spec.job import AdapterKind, BaseFormat, OptimizerName
+from planner.spec.job import BaseFormat, OptimizerName
 from tests.truth.published import sources
 from tests.truth.published.models import stated_seq_len
 from tests.truth.published.notes import Notes
@@ -113,7 +113,7 @@ def _lora(row: WordRow, model: ModelSpec, facts: RowRuntime | None, notes: Notes
     )
 
 
-def _adapter_kind(row: WordRow, model: ModelSpec) -> AdapterKind:
+def _adapter_kind(row: WordRow, model: ModelSpec) -> str:
     """LitGPT's tables name both versions "Adapter": version 2 trains more than prompts and gates."""
     known = re.search(r"trainable params ([0-9]+)", row.notes or "")
     if known is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from planner.ask.fits import FITS_FROM
-from planner.calibrate.asked import Asked
+from planner.calibrate.asked import RowQuestion
 from planner.calibrate.predict import Replayed, replay
 from planner.calibrate.rows import Unread
 from planner.calibrate.score import outcome_of
@@ -71,17 +71,17 @@ class Probabilities(msgspec.Struct, frozen=True, kw_only=True):
     chosen: Threshold
 
 
-def source_of(one: Asked) -> str:
+def source_of(one: RowQuestion) -> str:
     """Who measured a row."""
     return one.row.source.repo_or_paper
 
 
-def model_of(one: Asked) -> str | None:
+def model_of(one: RowQuestion) -> str | None:
     """The model of a row with a question."""
     return None if one.case is None else one.case.model.name
 
 
-def ends(replayed: Iterable[Replayed], of: Callable[[Asked], str | None] = source_of) -> list[End]:
+def ends(replayed: Iterable[Replayed], of: Callable[[RowQuestion], str | None] = source_of) -> list[End]:
     """Every run with a known end; `of` says what was left out of its prediction."""
     found = []
     for one in replayed:
@@ -102,16 +102,16 @@ def lowest_safe(found: Sequence[End]) -> float:
 
 
 def left_out(
-    rows: Iterable[Asked | Unread],
+    rows: Iterable[RowQuestion | Unread],
     without: Mapping[str, Calibration],
-    of: Callable[[Asked], str | None] = source_of,
+    of: Callable[[RowQuestion], str | None] = source_of,
 ) -> list[Replayed]:
     """Every row as the calibration predicts it that never saw its source, or its model; rows of one that gave none of
     the measurements are left away."""
     found: list[Replayed] = []
-    grouped: dict[str, list[Asked]] = {}
+    grouped: dict[str, list[RowQuestion]] = {}
     for one in rows:
-        if isinstance(one, Asked) and (left := of(one)) is not None and left in without:
+        if isinstance(one, RowQuestion) and (left := of(one)) is not None and left in without:
             grouped.setdefault(left, []).append(one)
     for left, them in grouped.items():
         found += replay(them, without[left])

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from planner.calibrate import holdout
-from planner.calibrate.asked import Asked
+from planner.calibrate.asked import RowQuestion
 from planner.calibrate.bands import bands
 from planner.calibrate.compute import Timer
-from planner.calibrate.fit import Fits
+from planner.calibrate.fit import SampleFits
 from planner.calibrate.predict import Replayed, replay
 from planner.calibrate.samples import distinct, of_rows
 from planner.calibrate.score import RANKED
@@ -89,14 +89,14 @@ class Ranking(msgspec.Struct, frozen=True):
         return not self.ratios or self.ratios[0] is None
 
 
-def rankings(rows: Sequence[Asked], links: Sequence[LinkEntry] = ()) -> list[Ranking]:
+def rankings(rows: Sequence[RowQuestion], links: Sequence[LinkEntry] = ()) -> list[Ranking]:
     """Every group of a model's rows that do the same work on as many GPUs, with enough that ran. Link curves are those
     given: no step had a part in them."""
     ground = calibration(UNCALIBRATED)
     under = Calibration(name="links", based_on=ground.name, base=ground, links=tuple(links))
     samples = of_rows(rows, under).samples
     timer = Timer(under)
-    fits = Fits(timer, ground, links)
+    fits = SampleFits(timer, ground, links)
     left_out = holdout.left_out(
         samples, lambda one: one.model, lambda some: fits.calibration(some, "without a model"), timer
     )

@@ -10,28 +10,29 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from planner.calibrate.asked import Asked, CannotPredict, asked
+from planner.calibrate.asked import CannotPredict, RowQuestion, asked
 from planner.calibrate.collective import group
 from planner.calibrate.rows import Row, Unread, each_row
 from planner.spec.plan import Plan
 from tests.truth.published.ahead import conditions_of, forwards_ahead
 from tests.truth.published.cases import largest, memory_kind, memory_stage, row_case, step_seconds
+from tests.truth.published.conditions import NONE
 from tests.truth.published.jobs import quirk_of, said_of
 from tests.truth.published.machines import known_cluster
 from tests.truth.published.rows import WordRow, word_row
 
 
-def each(paths: Sequence[str | os.PathLike[str]]) -> Iterator[Asked | Unread]:
+def each(paths: Sequence[str | os.PathLike[str]]) -> Iterator[RowQuestion | Unread]:
     """The rows of JSON Lines files with their questions, in order (PlannerError for a file that cannot be read)."""
     return (row if isinstance(row, Unread) else question(row) for row in each_row(paths, word_row))
 
 
-def question(row: Row) -> Asked:
+def question(row: Row) -> RowQuestion:
     """A row with its question, or with the reason why there is none."""
     if not isinstance(row, WordRow):
         return asked(row)
     row = msgspec.structs.replace(row, measured=msgspec.structs.replace(row.measured, memory_stage=memory_stage(row)))
-    found = Asked(row=row, label=label(row), memory_kind=memory_kind(row))
+    found = RowQuestion(row=row, label=label(row), memory_kind=memory_kind(row), conditions=NONE)
     try:
         if row.collective is not None:
             return msgspec.structs.replace(found, cluster=known_cluster(row))
@@ -62,7 +63,7 @@ def label(row: WordRow) -> str:
     return " ".join([what, f"{row.hardware.gpus or '?'} GPUs", *axes, *batch, *seq, *rest, *size])
 
 
-def by_value(one: Asked) -> Row:
+def by_value(one: RowQuestion) -> Row:
     """A row that has a question, with its plan in place of words: the planner reads it alone.
 
     A collective's plan is one of the ranks alone, whose cluster counts.

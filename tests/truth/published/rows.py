@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from planner.calibrate.rows import Positive, Row, decoded, keys_of, row_of
-from planner.spec import Step
+from planner.calibrate.rows import PositiveFinite, Row, decoded, keys_of, row_of
+from planner.spec import StepImplementation
 from planner.spec.model_rules import LARGEST
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**30)]
@@ -24,7 +24,7 @@ class RowModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     name: str | None = None
-    params_b: Positive | None = None
+    params_b: PositiveFinite | None = None
     layers: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["layers"])] | None = None
     hidden: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["hidden"])] | None = None
     heads: Annotated[int, msgspec.Meta(ge=1, le=LARGEST["heads"])] | None = None
@@ -51,7 +51,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     intra_link: str | None = None
     inter_link: str | None = None
     cluster: str | None = None
-    memory_gib: Positive | None = None
+    memory_gib: PositiveFinite | None = None
 
 
 class RowLora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class RowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     recompute: str | None = None
     precision: str | None = None
     optimizer: str | None = None
-    optimizer_implementation: Step | None = None
+    optimizer_implementation: StepImplementation | None = None
     compile: bool | None = None
     attention: str | None = None
     sequence_parallel: bool | None = None

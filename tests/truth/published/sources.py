@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from planner.figures.conditions import Conditions
-from planner.spec import Step, presets
+from planner.spec import StepImplementation, presets
+from tests.truth.published.conditions import Conditions
 
 
 class RowRuntime(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class RowRuntime(msgspec.Struct, frozen=True):
     uncast: tuple[str, ...] = ()
     upcasts_adapters: bool = False
     dropout: float = 0.0
-    steps: Step = "foreach"
+    steps: StepImplementation = "foreach"
     source: str = ""
 
 
@@ -261,7 +261,7 @@ QUIRKS: dict[str, Quirk] = {
             most_ranks=16,
             waiting_gpus=512,
         ),
-        note="memory kind not stated: held against reserved",
+        note="memory kind not stated: compared with reserved",
     ),
     "AnswerDotAI/fsdp_qlora": Quirk(
         runtime=RowRuntime(

@@ -1,13 +1,18 @@
 """LLaMA-Adapter in LitGPT's code: prompts that layers attend to, and version 2's trained biases, scales and norms.
 
-Read in Lightning-AI/litgpt at 8641822, lit_gpt/adapter.py and adapter_v2.py. Not here: low-rank adapters (lora.py).
+Read in Lightning-AI/litgpt at 8641822, lit_gpt/adapter.py and adapter_v2.py. Not here: low-rank adapters
+(planner/inventory/lora.py).
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from planner.inventory import ops
+from planner.inventory.ends import embedding_weight
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
+from planner.inventory.units import LAYERS
 from planner.spec import ModelSpec
 
 PROMPT_TOKENS = 10
@@ -90,3 +95,31 @@ def shifted_and_scaled(tape: Tape, base: Tensor, out_features: int) -> Tensor:
     tape.record(output, (shifted,), scale_backward)
     tape.drop(shifted)
     return output
+
+
+class LlamaAdapter(msgspec.Struct, frozen=True):
+    """Prompts in every layer; in version 2 trained norms, and a bias and a scale of every linear module too."""
+
+    scales_logits: bool
+    """Whether it is version 2."""
+
+    def weights(self, model: ModelSpec, weights: tuple[Weight, ...]) -> list[Weight]:
+        """A layer's prompt with its gate, and biases and scales of a unit's linear modules."""
+        found = [*prompt_weights(model, weights[0].unit)] if weights and weights[0].unit in LAYERS else []
+        if self.scales_logits:
+            table = embedding_weight(model).name
+            linears = (weight for weight in weights if len(weight.shape) == 2 and weight.name != table)
+            found += [one for weight in linears for one in scale_weights(weight)]
+        return found
+
+    def trains(self, weight: Weight) -> bool:
+        """Norms in version 2."""
+        return self.scales_logits and is_norm(weight)
+
+    def attended(self, tape: Tape, q: Tensor, attended: Tensor, model: ModelSpec) -> Tensor:
+        """With what the queries find in the prompt."""
+        return prompted(tape, q, attended, model)
+
+    def output(self, tape: Tape, output: Tensor, weight: Weight) -> Tensor:
+        """Shifted and scaled in version 2."""
+        return shifted_and_scaled(tape, output, weight.features[0]) if self.scales_logits else output

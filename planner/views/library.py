@@ -1,35 +1,50 @@
 """The planner as a library: the names that `from planner import ...` gives, with typed results (docs/library.md).
 
-Options are those of the command line, as keywords with underscores. The commands of a question call the same functions.
-Not here: any figure, or text for people.
+Options are those of the command line, as keywords with underscores; the commands call the same functions. What they
+return shows itself as text at the prompt and as a table in a notebook (planner/views/). Not here: any figure.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from planner.ask import options
 from planner.ask.meant import check_meant
 from planner.ask.question import Question
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.output import may_write, write_whole
-from planner.basics.quantities import duration_s, large_count, share, whole
+from planner.basics.quantities import duration_s, gpu_counts, large_count, length, real, share, whole
+from planner.basics.units import GB
 from planner.decide import planning, strategies
 from planner.decide.answers import Answer, Constraints, Estimate
 from planner.decide.explanation import Explanation, explain
 from planner.decide.star import TIE
 from planner.spec import inputs
-from planner.spec.options import OPTIONS, Option
+from planner.spec.options import DEFAULT_SEQ_STEP, OPTIONS, Option
 from planner.spec.plan import Plan, encode_plan, read_plan
+from planner.studies import compare as comparisons
+from planner.studies import cost as costs
+from planner.studies import fit as fits
 from planner.studies import objectives
-from planner.studies.fit import DEFAULT_MAX_GPUS
+from planner.studies import sweep as sweeps
+from planner.studies.compare import Comparison
+from planner.studies.cost import Cost
+from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES, FitLimits
 from planner.studies.objectives import OBJECTIVES, Reached
+from planner.studies.sweep import DEFAULT_WORTH, Sweep
+from planner.views import answer as _answer_view  # noqa: F401  these make the elements that results show
+from planner.views import compare as _compare_view  # noqa: F401
+from planner.views import cost as _cost_view  # noqa: F401
+from planner.views import fit as _fit_view  # noqa: F401
+from planner.views import shown as _layout_view  # noqa: F401
+from planner.views import sweep as _sweep_view  # noqa: F401
 
 __all__ = [
-    "Answer", "Estimate", "Explanation", "Plan", "PlannerError", "estimate", "explain", "plan_of",
-    "read_plan", "recommend", "write_plan",
+    "Answer", "Comparison", "Cost", "Estimate", "Explanation", "FitLimits", "Plan", "PlannerError", "Sweep", "compare",
+    "cost", "estimate", "explain", "fit", "plan_of", "read_plan", "recommend", "sweep", "write_plan",
 ]  # fmt: skip
 
 Value = str | int | float | bool | os.PathLike[str] | Sequence[str | int | os.PathLike[str]] | None
@@ -37,10 +52,28 @@ Value = str | int | float | bool | os.PathLike[str] | Sequence[str | int | os.Pa
 Number = str | int | float
 
 MOST_SHOWN = 100
+MOST_GPUS = 10**6
 CONFLICTS = {"largest-context": "seq_len", "largest-micro-batch": "micro_batch_size"}
 """What an objective looks for cannot be given."""
 
+Asking = TypeVar("Asking", bound=Callable[..., Any])
 
+
+def _with_options(function: Asking) -> Asking:
+    """A function whose signature and help name every option of a question."""
+    own = inspect.signature(function)
+    kept = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    named = [option for option in OPTIONS.values() if option.name not in own.parameters]
+    for option in named:
+        kind = "bool | None" if option.kind in ("flag", "switch") else "Value"
+        kept.append(inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind))
+    function.__signature__ = own.replace(parameters=kept)  # type: ignore[attr-defined]
+    lines = "\n".join(f"    {one.name}: {one.help}" for one in named)
+    function.__doc__ = f"{function.__doc__}\n    Options of the question:\n\n{lines}\n"
+    return function
+
+
+@_with_options
 def estimate(**given: Value) -> Answer:
     """Answer as `planner estimate` does: each strategy at its best layout, or the one layout whose sizes are given.
 
@@ -64,6 +97,7 @@ def estimate(**given: Value) -> Answer:
     return strategies.answer(options.question(checked(given)))
 
 
+@_with_options
 def recommend(
     *,
     objective: str = "fastest",
@@ -87,13 +121,124 @@ def recommend(
     where no layout is left.
     """
     asked = checked(given)
-    run_s, run_tokens, run_samples, within = (
-        None if one is None else as_typed(one) for one in (deadline, tokens, samples, tie)
-    )
+    run_s, run_tokens, run_samples, within = map(_text, (deadline, tokens, samples, tie))
     limits = constraints(backend, any_runtime, run_s, run_tokens, run_samples, asked, within)
     check_objective(objective, asked)
     question, shown = options.question(asked), whole("top", top, 1, MOST_SHOWN) or 1
     return reach(objective, question, asked, limits, shown, whole("front", front, 0, MOST_SHOWN) or 0).found
+
+
+@_with_options
+def fit(
+    *,
+    what: Value = None,
+    max_gpus: Number | None = None,
+    seq_step: Number | None = None,
+    any_runtime: bool = False,
+    **given: Value,
+) -> FitLimits:
+    """The extremes that fit, as `planner fit`: `what` of gpus, seq-len, micro-batch and global-batch (None: all).
+
+    Of the result, `found` has a FitLimit each: `value` is the edge (None where nothing fits), `best` its Estimate,
+    `limit` what stops the next value. `fixed` names the quantities that the options leave no choice in. The fewest GPUs
+    are sought up to `max_gpus`, the longest sequence in steps of `seq_step` tokens. Raises PlannerError as `estimate`.
+    """
+    asked = checked(given)
+    wanted = _quantities(what)
+    return fits.fit(
+        options.question(asked),
+        options.resizable(asked),
+        wanted,
+        max_gpus=whole("max_gpus", _text(max_gpus), 1, MOST_GPUS) or DEFAULT_MAX_GPUS,
+        seq_step=length("seq_step", _text(seq_step), 1, MOST_GPUS) or DEFAULT_SEQ_STEP,
+        constraints=Constraints(any_runtime=any_runtime),
+    )
+
+
+@_with_options
+def sweep(
+    gpus: Value = None, *, worth: Number | None = None, any_runtime: bool = False, nodes: Value = None, **given: Value
+) -> Sweep:
+    """The best layout at each cluster size, as `planner sweep`: `gpus` is a list, or text such as "8..1024".
+
+    Of the result, `points` has a Point a size, with `best` (an Estimate, or None and the `reason`), `speedup`,
+    `efficiency` and `marginal` (ratios). More GPUs pay up to `pays_until`: an added one brings at least the share
+    `worth` of what each brought before. Raises PlannerError as `estimate`.
+    """
+    if nodes is not None:
+        rule = "is fixed, but a sweep varies the cluster's size"
+        raise PlannerError("nodes", nodes, rule, "Give --gpus 8..1024, and --gpus-per-node if nodes are smaller")
+    if gpus is None:
+        raise PlannerError("gpus", None, "is missing", "Give --gpus 8..1024, a list 8,16,64, or steps 8..64:8")
+    least = share("worth", _text(worth), 0.0, 1.0)
+    sizes = gpu_counts("gpus", as_typed(gpus))
+    limits = Constraints(any_runtime=any_runtime, offload=False)
+    return sweeps.sweep(options.resizable(checked(given)), sizes, DEFAULT_WORTH if least is None else least, limits)
+
+
+@_with_options
+def cost(
+    *,
+    tokens: Number | None = None,
+    samples: Number | None = None,
+    epochs: Number | None = None,
+    price_per_gpu_hour: Number | None = None,
+    gpu_power: Number | None = None,
+    host_power: Number | None = None,
+    pue: Number | None = None,
+    checkpoint_time: Number | None = None,
+    storage_gb_per_s: Number | None = None,
+    checkpoint_interval: Number | None = None,
+    restart_time: Number | None = None,
+    failures_per_gpu_hour: Number | None = None,
+    failures_per_node_hour: Number | None = None,
+    any_runtime: bool = False,
+    **given: Value,
+) -> Cost:
+    """Time, GPU-hours, money, energy and goodput of a whole run, as `planner cost`.
+
+    The run is `tokens`, or `samples` (sequences of `seq_len`) times `epochs`, or `steps` long. Times are seconds or
+    text such as "10min", powers watts, failures those an hour. Of the result, `best` is the layout, `run_s` the wall
+    clock in seconds, `gpu_hours`, `money` (in the price's currency), `energy_kwh` and `goodput` (0 to 1) follow from
+    it; None is unknown, and `unknown` says what is not counted. Raises PlannerError as `estimate`, and where nothing
+    fits.
+    """
+    asked = checked(given)
+    run = costs.Length(
+        tokens=large_count("tokens", _text(tokens)),
+        samples=large_count("samples", _text(samples), 10**12),
+        steps=options.value("steps", asked),
+        epochs=whole("epochs", _text(epochs), 1, 10**6) or 1,
+    )
+    if run.samples is not None and asked.get("seq_len") is None:
+        raise PlannerError("seq_len", None, "is missing: samples are sequences of this length", "Give --seq-len 2048")
+    storage = real("storage_gb_per_s", _text(storage_gb_per_s), 0.0, 1e6, above=True)
+    gpu_rate, node_rate = _text(failures_per_gpu_hour), _text(failures_per_node_hour)
+    rates = costs.CostRates(
+        price_per_gpu_hour=real("price_per_gpu_hour", _text(price_per_gpu_hour), 0.0, 1e6),
+        gpu_power_w=real("gpu_power", _text(gpu_power), 0.0, 1e5, above=True),
+        host_power_w=real("host_power", _text(host_power), 0.0, 1e6),
+        pue=real("pue", _text(pue), 1.0, 10.0),
+        checkpoint_s=duration_s("checkpoint_time", _text(checkpoint_time)),
+        interval_s=duration_s("checkpoint_interval", _text(checkpoint_interval), above=True),
+        restart_s=duration_s("restart_time", _text(restart_time)),
+        failures_per_gpu_hour=real("failures_per_gpu_hour", gpu_rate, 0.0, 1e3, above=True),
+        failures_per_node_hour=real("failures_per_node_hour", node_rate, 0.0, 1e3, above=True),
+        storage_bytes_per_s=None if storage is None else storage * GB,
+    )
+    return costs.cost(options.question(asked), run, rates, Constraints(any_runtime=any_runtime))
+
+
+def compare(*plans: Plan | str | os.PathLike[str]) -> Comparison:
+    """Plans side by side, as `planner compare`: each a Plan, or the path of a plan.json.
+
+    Of the result, `sides` has memory in bytes, bytes of each collective, seconds a step and tokens/s a plan;
+    `differences` the inputs that differ, by field. Raises PlannerError for fewer than two plans.
+    """
+    return comparisons.compare(
+        [(f"plan {place}", one) if isinstance(one, Plan) else (os.fspath(one), read_plan(one))
+         for place, one in enumerate(plans, 1)]
+    )  # fmt: skip
 
 
 def plan_of(found: Estimate) -> Plan:
@@ -141,6 +286,19 @@ def _checked(option: Option, value: Value) -> Any:
     return typed
 
 
+def _quantities(what: Value) -> tuple[str, ...]:
+    """The quantities of a fit, each once (PlannerError for one that is none)."""
+    names = QUANTITIES if what is None else tuple(dict.fromkeys(name.strip() for name in as_typed(what).split(",")))
+    for name in names:
+        if name not in QUANTITIES:
+            raise PlannerError("what", name, "is not a quantity that can be fitted", did_you_mean(name, QUANTITIES))
+    return names
+
+
+def _text(value: Number | None) -> str | None:
+    return None if value is None else as_typed(value)
+
+
 def as_typed(value: Value) -> str:
     """A value as a person types it."""
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -170,9 +328,7 @@ def constraints(
             "deadline", deadline, "needs to know how long the run is", "Add --tokens 300B or --samples 1M"
         )
     if samples is not None and given.get("seq_len") is None:
-        raise PlannerError(
-            "seq_len", None, "is missing: samples are sequences of so many tokens", "Give --seq-len 2048"
-        )
+        raise PlannerError("seq_len", None, "is missing: samples are sequences of this length", "Give --seq-len 2048")
     return Constraints(
         backend=backend,
         any_runtime=bool(any_runtime),

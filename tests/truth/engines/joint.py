@@ -1,7 +1,7 @@
 """Queries, keys and values from one matrix for every family, and adapters on parts of it: LitGPT's code.
 
 Read in Lightning-AI/litgpt at 8641822, lit_gpt/model.py and lora.py. Not here: rotary positions and attention after it
-(attention.py), or peft's adapters (lora.py).
+(planner/inventory/attention.py), or peft's adapters (lora.py there).
 """
 
 from __future__ import annotations
@@ -10,22 +10,28 @@ from collections.abc import Sequence
 
 import msgspec
 
-from planner.inventory.compute import Compute, Run
+from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.ops import add, copied, dropout, linear, scaled, split
 from planner.inventory.tape import Storage, Tensor
 from planner.inventory.tensors import Size, Weight
-from planner.spec import Kernels, Lora
+from planner.spec import Lora
 
 ROLES = ("q", "k", "v")
 
 
-def is_joined(parts: Kernels, weight: Weight) -> bool:
-    """Whether the code has a weight as part of another: where projections are joint, keys' and values' and their
-    adapters are part of the queries'."""
-    return parts.projections == "joint" and (".k_proj" in weight.name or ".v_proj" in weight.name)
+class Joint:
+    """One matrix, of which keys' and values' weights and their adapters are part as the queries' are."""
+
+    def is_part(self, weight: Weight) -> bool:
+        """Keys', values' and their adapters' are parts of the queries'."""
+        return ".k_proj" in weight.name or ".v_proj" in weight.name
+
+    def walk(self, run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> tuple[Tensor, Tensor, Tensor]:
+        """Views of one result; copies where heads are grouped."""
+        return joint_projection(run, x, weights)
 
 
-def joint_projection(run: Run, x: Tensor, weights: dict[str, Weight]) -> tuple[Tensor, Tensor, Tensor]:
+def joint_projection(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> tuple[Tensor, Tensor, Tensor]:
     """Views of one result; copies, with keys and values for every query head, where heads are grouped."""
     tape, model, compute, _ = run
     heads = (model.heads, model.kv_heads, model.kv_heads)
@@ -62,7 +68,7 @@ def _adapted(compute: Compute, weights: dict[str, Weight]) -> tuple[Sequence[str
     return parts, compute.lora if parts else None
 
 
-def _with_adapters(run: Run, x: Tensor, base: Tensor, lora: Lora, widths: Sequence[int]) -> Tensor:
+def _with_adapters(run: ModelPass, x: Tensor, base: Tensor, lora: Lora, widths: Sequence[int]) -> Tensor:
     """`base + zero_pad(conv1d(A(dropout(x)), B)) * scaling`: one A for all parts, a group of B for each.
 
     Keeps the input of A with its mask, A's result, and, where a part has no adapter, the result of B that is copied
