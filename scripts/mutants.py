@@ -53,7 +53,7 @@ MOST_SECONDS = 90.0
 """Processor time of all quick tests together."""
 
 OWN_ERROR = 99
-"""The exit code of a fork in which this program failed, and no test: that is no change noticed."""
+"""The exit code of a fork in which this program failed, and no test: that is not a change noticed."""
 
 T = TypeVar("T")
 PLACES = tuple(f"{ROOT / package}/" for package in PACKAGES)

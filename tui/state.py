@@ -103,11 +103,11 @@ class CheckedQuestion(msgspec.Struct, frozen=True):
 
 def ask(texts: inputs.Typed, *, fetch: bool = True) -> CheckedQuestion:
     """Read the fields (PlannerError for what a person should change). Without `fetch` no hub is asked for a model that
-    it was not asked for before: half a name is no reason to send anything, and a token with it."""
+    it was not asked for before: half a name is not a reason to send anything, and a token with it."""
     given = inputs.given(texts)
     model = given.get("model")
     if not fetch and model and "/" in model and hub.is_model_id(model) and not hub.is_kept(model):
-        raise PlannerError("model", model, "is no path here, and the hub is asked on enter", "Press enter")
+        raise PlannerError("model", model, "is not a path here, and the hub is asked on enter", "Press enter")
     return CheckedQuestion(
         given, question({name: value for name, value in given.items() if name != inputs.ANY_RUNTIME})
     )
@@ -222,11 +222,11 @@ def _target(path: str, overwrite: bool) -> Path:
     try:
         target = Path(path.strip()).expanduser()
     except RuntimeError:  # ~nobody
-        raise PlannerError("output", path, "names no home folder that there is", f"Try ~/{PLAN_FILE}") from None
+        raise PlannerError("output", path, "names a home folder that does not exist", f"Try ~/{PLAN_FILE}") from None
     if target.is_dir():
         raise PlannerError("output", path, "is a folder", f"Try {os.path.join(path, PLAN_FILE)}")
     if not target.parent.is_dir():
-        rule = f"{target.parent} is no folder that there is"
+        rule = f"{target.parent} is not a folder"
         raise PlannerError("output", path, rule, "Make it first, or name another")
     if not overwrite and os.path.lexists(target):
         raise PlannerError("output", path, "exists already", "Name another file, or press ctrl+o to overwrite it")

@@ -35,7 +35,7 @@ OF_NORMAL = 1.4826
 """Standard deviation of normal noise over its median absolute deviation, 1 / the normal distribution's upper quartile
 (Rousseeuw and Croux 1993, Alternatives to the median absolute deviation)."""
 LEAST_SPREAD = 0.01
-"""Of the median: a window whose losses are all the same has no spread, and the next loss is no explosion."""
+"""Of the median: a window whose losses are all the same has no spread, and the next loss is not an explosion."""
 
 
 class BadLossPolicy(msgspec.Struct, frozen=True, kw_only=True):

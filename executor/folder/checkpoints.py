@@ -123,7 +123,7 @@ def complete(folder: Path) -> Complete:
     if (match := _STEP_NAME.fullmatch(folder.name)) and int(match[1]) != found.step:
         raise _damaged(folder, f"its {COMPLETE} is of step {found.step}")
     if foreign := [name for name in found.files if Path(name).name != name or name in (".", "..", COMPLETE)]:
-        raise _damaged(folder, f"its {COMPLETE} names {foreign[0][:80]!r}, which is no file of the folder")
+        raise _damaged(folder, f"its {COMPLETE} names {foreign[0][:80]!r}, which is not a file of the folder")
     return found
 
 

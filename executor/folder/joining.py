@@ -116,7 +116,7 @@ def read(folder: Path) -> Joining:
 
 
 def claim(folder: Path, one: Joined) -> None:
-    """Say that this host is the node, as the only one to say so. A node that was refused before is no claim."""
+    """Say that this host is the node, as the only one to say so. A node that was refused before is not a claim."""
     target = _place(folder, one.node)
     target.parent.mkdir(exist_ok=True)
     mine = target.with_name(f".{one.node}.{one.host}.{os.getpid()}")

@@ -19,7 +19,7 @@ FOLDER = "script"
 
 def copied(script: Sequence[str]) -> dict[str, str]:
     """The program of a script's command line as a file of the run folder; nothing where there is none, which a check
-    says. PlannerError where it is no text, or a long one."""
+    says. PlannerError where it is not text, or a long one."""
     if not script or not os.path.isfile(script[0]):  # which raises nothing
         return {}
     path = check_path(script[0], "--script")

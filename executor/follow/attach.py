@@ -51,7 +51,7 @@ def ranks_of(folder: Path, rank: int | None, *, there: bool = True) -> Sequence[
     """The ranks that were asked for: all, or one, which has to be `there`."""
     world = rundir.read_run_plan(folder).layout.world_size
     if rank is not None and rank >= world and there:
-        raise PlannerError("--rank", rank, f"is no rank of a run of {world}", f"Give one from 0 to {world - 1}")
+        raise PlannerError("--rank", rank, f"is not a rank of a run of {world}", f"Give one from 0 to {world - 1}")
     return range(world) if rank is None else (rank,)
 
 

@@ -22,7 +22,7 @@ def main():  # type: ignore[no-untyped-def]  # noqa: ANN201
     if not asked:
         return 1
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a stray print is no message
+    os.dup2(2, 1)  # a stray print is not a message
     me = {"python": sys.version.split()[0], "executable": sys.executable}
 
     def say(**words):  # type: ignore[no-untyped-def]  # noqa: ANN003, ANN202

@@ -52,7 +52,7 @@ class HostEntry:
 
 
 def read_hosts(path: Path) -> tuple[HostEntry, ...]:
-    """The hosts of a file, as nodes from 0 on. Refuses, with the line's number, what is no host."""
+    """The hosts of a file, as nodes from 0 on. Refuses, with the line's number, what is not a host."""
     try:
         text = read_text(path)
     except OSError as error:

@@ -181,7 +181,7 @@ class _SshRun:
     """One start while it lasts.
 
     `ends` are the nodes that have ended, in the order of their ends; `keep` says where each keeps checkpoints, where
-    that is no folder of all; `logged` are the bytes of metrics.jsonl before, which a host of its own folder lacks;
+    that is not a folder of all; `logged` are the bytes of metrics.jsonl before, which a host of its own folder lacks;
     `again` says, once it is over, whether another start may do better.
     """
 

@@ -69,7 +69,7 @@ REFUSALS = (
      "If that is right, ssh-keygen -R {name}, then ssh {name} once by hand"),
     (r"Could not resolve hostname|Name or service not known", "does not resolve",
      "Correct the name in the host file, or give it a HostName in ~/.ssh/config"),
-    (r"hostname contains invalid characters", "is no name for ssh", "Correct the host file"),
+    (r"hostname contains invalid characters", "is not a name for ssh", "Correct the host file"),
     (r"Host key verification failed|No \S+ host key is known", "has a host key that ssh does not know",
      "ssh {name} once by hand, and compare its fingerprint"),
     (r"Permission denied|Too many authentication failures", "refuses the key",

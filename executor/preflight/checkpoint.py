@@ -120,7 +120,7 @@ def _check_length(file: Path) -> None:
     except NOT_JSON:
         head = {}
     if not head or size != 8 + length + max(ends, default=0):
-        raise PlannerError(FIELD, file, "is no whole safetensors file", "Fetch it again: its download broke off")
+        raise PlannerError(FIELD, file, "is not a whole safetensors file", "Fetch it again: its download broke off")
 
 
 def _config(file: Path) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class RunOptions:
     rank may take of its device. `checkpoints` says when checkpoints are written and which stay; None: none are.
     Hosts that ssh reaches and that do not see the run folder make one in `place`, and keep their parts of checkpoints
     under the name `kept`, which all starts of the run share.
-    `bad_loss` is what a loss that is no number, or that explodes, does to the run. `profile` is the step, counted from
+    `bad_loss` is what a loss that is not a number or explodes does to the run. `profile` is the step, counted from
     1, that every rank records (None: none).
     """
 

@@ -15,7 +15,7 @@ from planner.basics.errors import PlannerError
 
 BYTES = "bytes"
 LONGEST_LINE, MOST_BYTES = 64 * 2**20, 64 * 2**20
-"""Of one message: more is no message of ours."""
+"""Of one message: more is not a message of ours."""
 
 Message = dict[str, Any]
 

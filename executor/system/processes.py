@@ -55,7 +55,7 @@ def identity(pid: int | None = None) -> str:
 
 
 def alive(who: str) -> bool:
-    """Whether the process of that identity runs here (and is no zombie)."""
+    """Whether the process of that identity runs here (and is not a zombie)."""
     pid, _, start = who.partition(":")
     return pid.isdigit() and _started(int(pid)) == int(start or 0)
 

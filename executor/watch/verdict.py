@@ -154,7 +154,7 @@ def _with_checkpoint(found: RunVerdict, failure: Failure | None) -> RunVerdict:
 
 def may_pass(evidence: Evidence, found: RunVerdict) -> bool:
     """Whether another start of the run may do better: a rank or a node died, or hung. What our own code refused (a loss
-    that is no number), a full disk, want of memory or a changed input stay as they are."""
+    that is not a number), a full disk, want of memory or a changed input stay as they are."""
     failure = next(iter(evidence.failures), None)
     if evidence.finished or evidence.ending.ok or evidence.ending.signal is not None or evidence.folder != "whole":
         return False

@@ -30,7 +30,7 @@ def accelerate_values(path: str) -> dict[str, Any]:
     from accelerate.utils.launch import prepare_multi_gpu_env
 
     for name in [name for name in os.environ if name.startswith(PREFIXES)]:
-        del os.environ[name]  # exports of the caller's shell are no part of the file
+        del os.environ[name]  # exports of the caller's shell are not part of the file
     before = dict(os.environ)
     parser = launch_command_parser()
     options = parser.parse_args(["--config_file", path, "train.py"])

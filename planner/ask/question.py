@@ -201,7 +201,7 @@ def _wide_experts(question: Question) -> tuple[str, ...]:
         sum(times * one.elements for times, one in weights if one.expert or every) for every in (True, False)
     )
     return (
-        f"the experts of {model.name}, {experts / whole:.0%} of its weights, are no linear modules in Transformers 5: "
+        f"the experts of {model.name}, {experts / whole:.0%} of its weights, are not linear modules in Transformers 5: "
         "bitsandbytes leaves them in 16 bits, and so are they planned",
     )
 

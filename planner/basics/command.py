@@ -93,7 +93,7 @@ class NewPath(click.Path):
         """The path, or PlannerError."""
         if value == "":
             option = param.opts[-1] if isinstance(param, click.Option) else getattr(param, "metavar", None) or "path"
-            raise PlannerError(option, "", "is no name", "Name a file or a folder")
+            raise PlannerError(option, "", "is not a name", "Name a file or a folder")
         return super().convert(value, param, ctx)
 
 
@@ -101,7 +101,7 @@ def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> f
     """The callback of an option that takes seconds or sizes: click's ranges let nan and infinity pass."""
     if value is not None and not math.isfinite(value):
         fix = f"Try {param.default}" if param.default is not None else "Give a number, or leave it out"
-        raise PlannerError(param.opts[-1], value, "is no size and no time", fix)
+        raise PlannerError(param.opts[-1], value, "is neither a size nor a time", fix)
     return value
 
 

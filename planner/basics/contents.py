@@ -20,7 +20,7 @@ BLOCKS, BLOCK_BYTES = 32, 32 * 2**10
 WHOLE, SAMPLED = "sha256", "sampled-sha256"
 
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for bytes that are no JSON, or JSON of another shape: msgspec lets the last two through."""
+"""What decoding raises for bytes that are not JSON, or JSON of another shape: msgspec lets the last two through."""
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENS_FILES = ("tokenizer*", "*.model", "*.tiktoken", "vocab*", "merges.txt")
@@ -106,5 +106,5 @@ def weight_map(index: Path) -> dict[str, str]:
     if not isinstance(table, dict) or not table:
         raise ValueError("has no weight_map")
     if outside := [name for name in table.values() if not reading.inside(name)]:
-        raise ValueError(f"names {ascii(outside[0])[:80]}, which is no file of its folder")
+        raise ValueError(f"names {ascii(outside[0])[:80]}, which is not a file of its folder")
     return table

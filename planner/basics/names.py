@@ -14,7 +14,7 @@ from planner.basics.errors import PlannerError, is_visible
 LONGEST_NAME = 200
 """Characters. The longest repository name of the Hugging Face hub has 96, a host name 253 octets."""
 LINE_BREAKS = "\u2028\u2029"
-"""Unicode's own, at which Python and YAML split lines though they are no control characters."""
+"""Unicode's own, at which Python and YAML split lines though they are not control characters."""
 
 
 def name_rule(text: str) -> str | None:
@@ -56,7 +56,7 @@ def check_path(path: str, field: str, fix: str = "Rename it") -> str:
 def check_texts(
     value: Any, field: str, paths: Collection[str] = (), free: Collection[str] = (), fix: str = "Give it another name"
 ) -> None:
-    """Refuse a decoded file (of JSON or TOML) in which any text, key or value, is no name. Values of the keys in
+    """Refuse a decoded file (of JSON or TOML) in which any text, key or value, is not a name. Values of the keys in
     `paths` are paths, those of `free` are for readers and go nowhere; an empty text is the word for "none"."""
     if isinstance(value, Mapping):
         for key, one in value.items():

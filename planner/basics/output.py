@@ -18,7 +18,7 @@ KINDS = (
     (stat.S_ISFIFO, "pipe"),
     (stat.S_ISSOCK, "socket"),
 )
-"""What a name may stand for that is no file."""
+"""What a name may stand for that is not a file."""
 
 
 def may_write(path: str | os.PathLike[str] | None, force: bool, field: str = "output") -> None:
@@ -35,7 +35,7 @@ def check_file(path: str | os.PathLike[str], field: str = "output") -> None:
     that name (PlannerError). What does not exist yet passes."""
     name = os.fspath(path)
     if name in ("", "-"):
-        rule = "is no name" if not name else "stands for stdout, and this is written to a file alone"
+        rule = "is not a name" if not name else "stands for stdout, and this is written to a file alone"
         raise PlannerError(field, name, rule, "Name a file" if not name else "Name a file; ./- is one")
     try:
         mode = os.lstat(name).st_mode
@@ -50,11 +50,11 @@ def check_file(path: str | os.PathLike[str], field: str = "output") -> None:
 
 
 def check_folder(path: str | os.PathLike[str], field: str = "output") -> None:
-    """Refuse a folder to write into that cannot be made: a link to nothing, below something that is no folder, or not
+    """Refuse a folder that cannot be written into: a link to nothing, below something that is not a folder, or not
     ours to write (PlannerError)."""
     name = os.fspath(path)
     if name in ("", "-"):
-        rule = "is no name" if not name else "stands for stdout, and this is a folder"
+        rule = "is not a name" if not name else "stands for stdout, and this is a folder"
         raise PlannerError(field, name, rule, "Name a folder" if not name else "Name a folder; ./-/ is one")
     nearest = Path(name).absolute()
     while not os.path.lexists(nearest):

@@ -44,7 +44,7 @@ def opened(path: Path) -> BufferedReader:
         _check_kind(os.stat(path).st_mode, path)  # before it is opened, which some devices act upon
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except ValueError:  # a NUL, or half of a surrogate pair
-        raise OSError(errno.EINVAL, "is no name of a file", ascii(os.fspath(path))) from None
+        raise OSError(errno.EINVAL, "is not a name of a file", ascii(os.fspath(path))) from None
     try:
         _check_kind(os.fstat(descriptor).st_mode, path)
     except OSError:

@@ -93,7 +93,7 @@ Walks = dict[tuple[object, ...], list[tuple[float, float]]]
 
 
 def replay(rows: Iterable[RowQuestion | Unread], calibration: Calibration) -> list[Replayed]:
-    """Every row, in order; a line that is no row has its refusal for a reason."""
+    """Every row, in order; a line that is not a row has its refusal for a reason."""
     walks: Walks = {}
     return [_unread(row) if isinstance(row, Unread) else _replayed(row, calibration, walks) for row in rows]
 
@@ -101,7 +101,7 @@ def replay(rows: Iterable[RowQuestion | Unread], calibration: Calibration) -> li
 def _unread(one: Unread) -> Replayed:
     place = f"{one.file}:{one.line}"
     row = Row(id=place, source=Source(repo_or_paper=place), measured=Measured(), file=one.file)
-    return Replayed(RowQuestion(row=row), Figures(), f"is no row: {one.refusal}")
+    return Replayed(RowQuestion(row=row), Figures(), f"is not a row: {one.refusal}")
 
 
 def _replayed(asked: RowQuestion, calibration: Calibration, walks: Walks) -> Replayed:

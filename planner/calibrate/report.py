@@ -102,7 +102,7 @@ def calibrate(paths: Sequence[str | Path], base: Calibration, name: str, read: R
 
 
 def _whole(rows: Iterable[RowQuestion | Unread]) -> Iterator[RowQuestion]:
-    """The rows; a fit rests on none of a file with a line that is no row (PlannerError)."""
+    """The rows; a fit rests on none of a file with a line that is not a row (PlannerError)."""
     for one in rows:
         if isinstance(one, Unread):
             raise one.refusal

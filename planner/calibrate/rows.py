@@ -139,7 +139,7 @@ FORMAT = "docs/adding-a-measurement.md has the format"
 
 
 class Unread(NamedTuple):
-    """A line that is no row: the file's name without the ending, the line's number from 1, and why."""
+    """A line that is not a row: the file's name without the ending, the line's number from 1, and why."""
 
     file: str
     line: int
@@ -149,7 +149,7 @@ class Unread(NamedTuple):
 def read_rows(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
     """The rows of JSON Lines files in order; `file` of each is its file's name without the ending.
 
-    Refuses a file that cannot be read, a line that is no JSON object or breaks the format, and an id given twice
+    Refuses a file that cannot be read, a line that is not a JSON object or breaks the format, and an id given twice
     (PlannerError with file and line).
     """
     rows = []
@@ -199,7 +199,7 @@ def row_of(line: bytes, place: str) -> Row:
 
 
 def keys_of(line: bytes, place: str) -> dict[str, msgspec.Raw]:
-    """A line's fields as they are written (PlannerError for what is no JSON object)."""
+    """A line's fields as they are written (PlannerError for what is not a JSON object)."""
     with _refusing_line(line, place):
         return _KEYS.decode(line)
 

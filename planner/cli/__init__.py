@@ -236,7 +236,7 @@ def show_schema(name: str | None, as_json: bool) -> int:
         say(answer if as_json else "\n".join(f"{kind:5} {place}" for kind, place in places.items()))
         return 0
     if name not in found:
-        raise PlannerError("name", name, "is no file that has a schema", did_you_mean(name, found))
+        raise PlannerError("name", name, "is not a file that has a schema", did_you_mean(name, found))
     say(found[name].read_text(), nl=False)
     return 0
 
@@ -320,7 +320,7 @@ def finish(found: Any, output: str | None) -> int:
     elif place is not None and output is not None and not found.question.launching:
         tell([f"no backend launches it: {found.estimates[place].refusal}"] if found.estimates[place].refusal else [])
     if place is None and output is None and found.estimates and found.question.uncounted.may_fit:
-        return 0  # what is left out may make it fit: that is no refusal
+        return 0  # what is left out may make it fit: that is not a refusal
     if place is None:
         unwritten = "" if output is None else f" {output} is not written."
         told = "nothing is known to fit" if found.question.uncounted.may_fit else "nothing fits"

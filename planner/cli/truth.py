@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planner.calibrate.asked import Reader
 
 MOST_TOLD = 5
-"""Lines that are no rows named one by one."""
+"""Lines that are not rows named one by one."""
 
 
 @click.command()
@@ -79,7 +79,7 @@ def answer(
     for refusal in unread[:MOST_TOLD]:
         say(f"note: passed over: {refusal}", err=True)
     if len(unread) > MOST_TOLD:
-        say(f"note: passed over: {len(unread) - MOST_TOLD} lines more that are no rows.", err=True)
+        say(f"note: passed over: {len(unread) - MOST_TOLD} lines more that are not rows.", err=True)
     if output is not None:
         import msgspec
 
@@ -104,7 +104,7 @@ def _kernels(files: tuple[str, ...], folders: tuple[str, ...], output: str | Non
     from planner.views import kernels as view
 
     if other := [file for file in files if not _is_table(file)]:
-        rule = "is no table of kernels, and others are"
+        rule = "is not a table of kernels, and others are"
         raise PlannerError("rows", other[0], rule, "Replay tables (.csv) and rows of runs (.jsonl) one after the other")
     may_write(output, force)
     if output is not None and os.path.realpath(output) in map(os.path.realpath, files):

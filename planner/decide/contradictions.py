@@ -64,7 +64,7 @@ def _blame(trusted: Question, narrower: Question, name: str, kept: list[str], en
 
 
 def _refuse_batch(question: Question, freed: Question, engines: tuple[str, ...]) -> None:
-    """Refuse a global batch that is no multiple even of the fewest data-parallel ranks that a legal layout has when the
+    """Refuse a global batch that is not a multiple even of the fewest data-parallel ranks of a legal layout when the
     batch is `freed`."""
     fewest = [ranks for block in _some(freed, engines) if (ranks := _fewest_ranks(freed, block)) is not None]
     if fewest:

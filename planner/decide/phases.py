@@ -95,7 +95,7 @@ def derived(case: Case, phase: str) -> PhaseExplanation:
     memory = memory_breakdown(case)
     there = {one.phase for stage in memory.stages for one in stage.phases}
     if phase not in (PEAK, *there):
-        raise PlannerError("phase", phase, "is no phase of this layout", did_you_mean(phase, {PEAK, *there}))
+        raise PlannerError("phase", phase, "is not a phase of this layout", did_you_mean(phase, {PEAK, *there}))
     name = memory.peak.phase if phase == PEAK else phase
     at, here, place, total = max(_moments(case, name), key=lambda one: one[-1])
     with trace(name, notes=True) as tree:
@@ -170,7 +170,7 @@ def _walked_parts(case: Case, phase: str, moment: Moment) -> Iterator[Part]:
     """Tensors of the model code: what whole layers keep, other micro-batches, and the rest at the unit that runs."""
     walked = walk(case.walked_model, engine_of(case.layout.engine).compute(case), case.walked_stage)
     others, _ = others_in_flight(case, moment.phase, phase.endswith(".next"))
-    apart = case.layout.offload_activations  # what waits in host memory is no multiple of a layer
+    apart = case.layout.offload_activations  # what waits in host memory is not a multiple of a layer
     for place, term in enumerate(WALK_TERMS):
         counted = [(IN_FLIGHT, others, walked.kept[place])]
         counted += [(unit, _finished(case, moment, unit), walked.layer[at][place]) for at, unit in enumerate(LAYERS)]

@@ -164,7 +164,7 @@ def packed(case: Case, weight: Weight) -> bool:
 
 
 def packed_shard_bytes(weight: Weight, shards: Number, quantization: Quantization) -> Number:
-    """A 4-bit weight on a rank: the codes are sharded like any weight, their scales are no weight and stay whole."""
+    """A 4-bit weight on a rank: the codes are sharded like any weight, their scales are not weights and stay whole."""
     codes = padded_elements(weight.elements, weight.elements * PACKED, shards)
     return sharded_bytes(codes, CODE_BYTES, shards) + nf4_state_bytes(weight.elements, quantization.double)
 
@@ -318,7 +318,7 @@ def _tensor_calls(case: Case, sums_each_input: bool, input_ratio: Number, stops_
 
 
 def _split_pairs(case: Case) -> Number:
-    """Pairs of split linears in a layer that may have experts: whole experts (ep) are no pair, shared ones are."""
+    """Pairs of split linears in a layer that may have experts: whole experts (ep) are not pairs, shared ones are."""
     moe = case.model.moe
     if moe is None or moe.shared_experts:
         return tensor.PAIRS

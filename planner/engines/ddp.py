@@ -130,7 +130,7 @@ class Ddp(Engine):
             field="dp_replicate",
             # A layout of one rank that also shards is told that DDP does not shard.
             holds=lambda case: (case.layout.dp_replicate > 1) | (case.layout.dp_shard > 1),
-            sentence=lambda case: "one device is no DDP: nothing is wrapped, so there are no buckets and no broadcast",
+            sentence=lambda case: "one device is not DDP: nothing is wrapped, so there are no buckets and no broadcast",
             fix=lambda case: "Plan it again with strategy single",
         ),
         Rule(

@@ -95,7 +95,7 @@ class DeepspeedPipeline(deepspeed.Deepspeed):
             name="without stages it is ZeRO",
             field="pp",
             holds=lambda case: case.layout.pp > 1,
-            sentence=lambda case: "PipelineModule over one stage is no pipeline",
+            sentence=lambda case: "PipelineModule over one stage is not a pipeline",
             fix=lambda case: "Use pp=2 or more, or engine deepspeed",
         ),
         *pipeline_rules(("1f1b",), any_micro_batches),

@@ -75,7 +75,7 @@ def _root(units: UnitSizes) -> Number:
 
 
 def scales(case: Case) -> Number:
-    """Bytes of 4-bit weights' scales and tables, which are no parameters: whole on every rank's device, offloaded or
+    """Bytes of 4-bit weights' scales and tables, which are not parameters: whole on every rank's device, offloaded or
     not (bitsandbytes' QuantState)."""
     form = case.job.base_quantization
     if form is None:

@@ -74,7 +74,7 @@ class StepTime(msgspec.Struct, frozen=True):
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """Speed as people compare it; None is unknown, never zero. Useful tokens are those that are no padding."""
+    """Speed as people compare it; None is unknown, never zero. Useful tokens are those that are not padding."""
 
     tokens_per_s: Number | None
     useful_tokens_per_s: Number | None

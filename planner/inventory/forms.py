@@ -59,7 +59,7 @@ def storage_bytes(quantization: Quantization) -> float:
 
 
 def nf4_state_bytes(elements: Number, double: bool) -> Number:
-    """What one weight has beside its codes: scales and tables. No framework shards them: they are no weights."""
+    """What one weight has beside its codes: scales and tables. No framework shards them: they are not weights."""
     return nf4_scale_bytes(elements, double) + TABLE_BYTES + (SCALE_TABLE_BYTES if double else 0)
 
 

@@ -50,7 +50,7 @@ RECIPES = {
     ),
     "mxfp8": ScalingRecipe(
         8, 32, 32, 1.0, True, True, 0,
-        "recipe.MXFP8BlockScaling: an E8M0 scale for 32 elements; a copy by columns is no transpose of one by rows",
+        "recipe.MXFP8BlockScaling: an E8M0 scale for 32 elements; a copy by columns is not a transpose of one by rows",
     ),
     "nvfp4": ScalingRecipe(
         4, 16, 16, 1.0, True, True, 0, "recipe.NVFP4BlockScaling: an E4M3 scale for 16 elements, and one a tensor"

@@ -74,7 +74,7 @@ def parameters(model: ModelSpec, lora: Lora | None = None, *, trainable: bool = 
 
 @lru_cache(maxsize=64)
 def lora_targets(model: ModelSpec) -> tuple[str, ...]:
-    """Names of the linear modules of a layer, which can carry an adapter: routers and experts are no such modules."""
+    """Names of the linear modules of a layer, which can carry an adapter: routers and experts are not such modules."""
     names = (
         weight.name.rpartition(".")[2]
         for unit in LAYERS

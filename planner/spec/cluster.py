@@ -79,7 +79,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def levels(self) -> tuple[Tier, ...]:
         """Every tier that a group of ranks can meet, innermost first; the last holds the whole cluster.
 
-        A domain that lies in a larger one of the same link is no border, so it is left out.
+        A domain that lies in a larger one of the same link is not a border, so it is left out.
         """
         node = Tier(name="node", gpus=self.gpus_per_node, link=self.intra_link)
         if not self.tiers:

@@ -275,7 +275,7 @@ NOT_SHIPPED = dict.fromkeys(("galvatron", "internevo", "litgpt-fsdp", "litgpt-si
 
 
 def unknown_engine(field: str, name: str) -> PlannerError:
-    """The refusal of a name that is no engine's."""
+    """The refusal of a name that is not an engine's."""
     if name in NOT_SHIPPED:
         fix = f"The source tree has it in the package {NOT_SHIPPED[name]}"
         return PlannerError(field, name, "is not shipped: published rows alone are predicted with it", fix)

@@ -29,7 +29,7 @@ def is_kept(name: str) -> bool:
 
 
 def is_model_id(name: str) -> bool:
-    """Whether a name reads as the hub's `owner/model`, and is no path that exists here."""
+    """Whether a name reads as the hub's `owner/model`, and is not a path that exists here."""
     return MODEL_ID.fullmatch(name) is not None and not name.endswith(".json") and not Path(name).exists()
 
 
@@ -61,11 +61,11 @@ def _fetched(name: str) -> ModelSpec:
     except HTTPError as error:
         reason = {401: "is private or does not exist", 403: "is gated", 404: "does not exist or has no config.json"}
         fix = "Set HF_TOKEN if you have access to it" if error.code in (401, 403) else "Check its name"
-        rule = f"{reason.get(error.code, f'gives error {error.code}')} on the hub, and is no path here"
+        rule = f"{reason.get(error.code, f'gives error {error.code}')} on the hub, and is not a path here"
         raise PlannerError("model", name, rule, fix) from None
     except (OSError, HTTPException, ValueError) as error:
         cause = getattr(error, "reason", None) or error
         raise PlannerError(
-            "model", name, f"is no path here, and the hub cannot be reached ({cause})", offline
+            "model", name, f"is not a path here, and the hub cannot be reached ({cause})", offline
         ) from None
     return spec_of(decoded(raw, name), Path(name), name.rpartition("/")[2])

@@ -199,7 +199,7 @@ def decode_plan(raw: bytes, name: str = "plan") -> Plan:
     check_texts(msgspec.to_builtins(plan), name, PATHS, fix=AGAIN)
     ranks, gpus = plan.layout.world_size, plan.cluster.nodes * plan.cluster.gpus_per_node
     if ranks != gpus or not 1 <= ranks <= MOST_RANKS:
-        rule = f"is no layout of {gpus} GPUs, or has more than {MOST_RANKS} ranks"
+        rule = f"is not a layout of {gpus} GPUs, or has more than {MOST_RANKS} ranks"
         raise PlannerError(f"{name}: layout", f"{ranks} ranks", rule, AGAIN)
     return plan
 

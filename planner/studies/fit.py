@@ -86,7 +86,7 @@ def fit(
         raise PlannerError("gpu", question.cluster.gpu.name, rule, "Give a GPU whose preset has memory_gib")
     without = msgspec.structs.replace(constraints, offload=False)
     told: Reply | None = None
-    if any(quantity != "gpus" for quantity in wanted):  # what is wrong with the question itself is no edge
+    if any(quantity != "gpus" for quantity in wanted):  # what is wrong with the question itself is not an edge
         told = reply_of(recommend(question, 1, without))
 
     def edge(quantity: str, replied: LayoutSearch) -> FitLimit:

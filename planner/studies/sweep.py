@@ -129,7 +129,7 @@ def sweep(
 def _ask_in_proportion(question: Question, share: Fraction, constraints: Constraints) -> Reply:
     batch = share * question.cluster.gpus
     if batch.denominator > 1:
-        return Reply(None, f"{float(share):g} sequences a GPU are no whole batch here", refused=True)
+        return Reply(None, f"{float(share):g} sequences a GPU do not make a whole batch here", refused=True)
     if batch > LARGEST_BATCH:
         error = PlannerError("global_batch_size", int(batch), f"is more than {LARGEST_BATCH} sequences")
         return Reply(None, error.sentence, refused=True)

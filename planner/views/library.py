@@ -260,10 +260,10 @@ def write_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False)
 
 
 def checked(given: Mapping[str, Value]) -> dict[str, Any]:
-    """Options by keyword as the command line gives them. Refuses a name that is no option (PlannerError)."""
+    """Options by keyword as the command line gives them. Refuses a name that is not an option (PlannerError)."""
     for name, value in given.items():
         if name not in OPTIONS:
-            raise PlannerError(name, value, "is no option of a question", did_you_mean(name, OPTIONS))
+            raise PlannerError(name, value, "is not an option of a question", did_you_mean(name, OPTIONS))
     return {name: _checked(OPTIONS[name], value) for name, value in given.items()}
 
 

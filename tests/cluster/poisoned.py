@@ -1,4 +1,4 @@
-"""One rank that takes a good optimizer step and then one whose gradients are no numbers, and says what became of the
+"""One rank that takes a good optimizer step and then one whose gradients are not numbers, and says what became of the
 weights. Not here: what a test expects of it.
 
 The second step divides its loss by no tokens at all, which every engine takes for what it is: a scale.

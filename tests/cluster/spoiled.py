@@ -3,7 +3,7 @@
     spoiled RUN_FOLDER [the trainer's arguments]       with NAN and INF in the environment
     spoiled RUN_FOLDER --only STEP:BATCH,STEP:BATCH,...
 
-NAN="BATCH ...": the loss of these batches (from 0) is divided by no tokens, so that it is no number. INF="BATCH ...":
+NAN="BATCH ...": the loss of these batches (from 0) is divided by no tokens, so it is not a number. INF="BATCH ...":
 their loss is itself, and their gradients are infinite. ALONE="BATCH": rank 1 alone takes the norm of this batch's
 gradients for infinite. With --only each step (from 0) is taken on its batch, and RUN_FOLDER/steps.json is [[step, loss,
 gradient norm], ...] with every digit. Checkpoints are waited for. Not here: any expectation.

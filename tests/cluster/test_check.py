@@ -265,7 +265,7 @@ def test_a_master_that_cannot_be_is_named_by_the_hosts_that_see_it(
 @pytest.mark.parametrize(
     ("named", "words"),
     [
-        ("eth9", "GLOO_SOCKET_IFNAME=eth9: is no interface on blue. Leave it out, or give eth0"),
+        ("eth9", "GLOO_SOCKET_IFNAME=eth9: is not an interface on blue. Leave it out, or give eth0"),
         pytest.param("lo", "is the loopback of blue, which no other node reaches", marks=pytest.mark.long),
     ],
 )

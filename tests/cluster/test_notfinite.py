@@ -1,4 +1,4 @@
-"""A gradient norm that is no number stops a run before its step is applied, under every engine.
+"""A gradient norm that is not a number stops a run before its step is applied, under every engine.
 
 Not here: losses that are numbers (test_equivalence.py).
 """

@@ -54,7 +54,7 @@ def test_a_recorded_step_stands_beside_the_predicted_one(tmp_path: Path, capsys:
         assert {"all_gather dp_shard layer", "reduce_scatter dp_shard layer"} <= sent
         assert 0 < sum(span.seconds for span in one.spans if span.stream == COMPUTE) <= one.step_s
 
-    # The recorded step is no steady one: the times of the others are kept, and its own is not.
+    # The recorded step is not a steady one: the times of the others are kept, and its own is not.
     steady = [msgspec.json.decode((folder / f"measured/rank-{rank}.json").read_bytes())["step_s"] for rank in (0, 1)]
     assert [len(times) for times in steady] == [STEPS - 5 - 1] * 2
 

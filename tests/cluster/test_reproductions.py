@@ -1,7 +1,7 @@
 """What befell people's runs, each met again as they met it: real runs of two ranks, through commands and files alone.
 
 Nothing is imported that the version they used has not, so that every test also runs, and fails, there. Not here: the
-faults from outside (test_faults.py), scripts and losses that are no number (test_script.py, test_notfinite.py).
+faults from outside (test_faults.py), scripts and losses that are not number (test_script.py, test_notfinite.py).
 """
 
 from __future__ import annotations

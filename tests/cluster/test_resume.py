@@ -241,5 +241,5 @@ def test_a_run_is_stopped_from_elsewhere_and_its_logs_are_read_after_its_launche
     assert (found.status, found.message, found.exit_code) == ("interrupted", "stopped by SIGTERM", 143)
     assert reap.stop(folder, 60) == found
     assert "node-1:1  rank 1 met 2" in [line.replace(HOST, "node-1") for line in attach.last_lines(folder, 1, 5)]
-    with pytest.raises(PlannerError, match="--rank=2: is no rank of a run of 2"):
+    with pytest.raises(PlannerError, match="--rank=2: is not a rank of a run of 2"):
         list(attach.last_lines(folder, 2, 5))

@@ -144,7 +144,7 @@ HOSTILE_HEADS = {
     "offsets that are strings": {"t": ENTRY | {"data_offsets": ["0", "60"]}},
     "one offset": {"t": ENTRY | {"data_offsets": [60]}},
     "offsets below zero": {"t": ENTRY | {"data_offsets": [-60, 60]}},
-    "offsets that are no whole numbers": {"t": ENTRY | {"data_offsets": [0.0, 60.5]}},
+    "offsets that are not whole numbers": {"t": ENTRY | {"data_offsets": [0.0, 60.5]}},
     "no offsets": {"t": {"dtype": "F32", "shape": [15]}},
     "a shape of words": {"t": ENTRY | {"shape": ["15"]}},
     "a shape below zero": {"t": ENTRY | {"shape": [-15]}},
@@ -161,7 +161,7 @@ def test_a_head_that_is_none_is_refused_in_one_line(folder: Path, kind: str) -> 
     head = raw[kind] if kind in raw else json.dumps(HOSTILE_HEADS[kind]).encode()
     file = folder / "model-00001-of-00002.safetensors"
     file.write_bytes(len(head).to_bytes(8, "little") + head + bytes(60))
-    assert "is no whole safetensors file" in refusal(folder)
+    assert "is not a whole safetensors file" in refusal(folder)
 
 
 @pytest.mark.parametrize("length", [2**24 + 1, 3 * 10**9, 2**40])
@@ -217,7 +217,7 @@ def test_an_index_names_files_of_its_own_folder_alone(folder: Path, name: object
     (folder / "b").write_bytes(safetensors("w", 15))
     index = inner / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"w": name}}))
-    assert "which is no file of its folder" in refusal(inner)
+    assert "which is not a file of its folder" in refusal(inner)
     assert contents.content_of(inner, "checkpoint") is not None  # and its digest reads nothing else
     assert contents._checkpoint_files(inner) == ["config.json", "model.safetensors.index.json"]
 

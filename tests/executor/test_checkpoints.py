@@ -133,7 +133,7 @@ def test_names_that_lead_out_of_the_folder_are_refused(run):
         raw = json.loads(path.read_text()) | {"files": {name: {"size": 1, "sha256": "0"}}}
         raw["content_hash"] = checkpoints.hash_of(raw)
         path.write_text(json.dumps(raw))
-        assert "which is no file of the folder" in checkpoints.verify(folder)
+        assert "which is not a file of the folder" in checkpoints.verify(folder)
 
 
 def test_a_folder_that_was_not_completed_is_named_and_removed_at_the_next_start(run):

@@ -73,10 +73,10 @@ def test_a_rank_that_lost_its_peer_is_not_blamed_even_when_it_ended_first(tmp_pa
 
 
 def test_what_an_exception_of_another_type_says_is_not_read_for_its_cause(tmp_path):
-    rank_said(tmp_path, 1, "ValueError", "ValueError: connection closed by peer is no label")
+    rank_said(tmp_path, 1, "ValueError", "ValueError: connection closed by peer is not a label")
     rank_said(tmp_path, 0, "ValueError", "ValueError: a consequence, by its time", after_s=0.001)
 
-    assert blamed(tmp_path) == (1, "ValueError: connection closed by peer is no label")
+    assert blamed(tmp_path) == (1, "ValueError: connection closed by peer is not a label")
 
 
 def test_of_two_records_the_earlier_is_blamed_to_the_nanosecond(tmp_path):

@@ -123,7 +123,7 @@ def test_a_start_that_is_being_put_aside_is_waited_for(folder: Path, follow) -> 
 
 def test_a_rank_is_one_of_the_run_s(folder: Path) -> None:
     assert list(attach.ranks_of(folder, None)) == [0, 1, 2, 3] and attach.ranks_of(folder, 3) == (3,)
-    with pytest.raises(PlannerError, match=r"--rank=4: is no rank of a run of 4. Give one from 0 to 3"):
+    with pytest.raises(PlannerError, match=r"--rank=4: is not a rank of a run of 4. Give one from 0 to 3"):
         attach.ranks_of(folder, 4)
     assert attach.ranks_of(folder, 4, there=False) == (4,)
 

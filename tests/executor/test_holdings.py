@@ -132,7 +132,7 @@ def test_hosts_that_do_not_answer_are_named_where_what_is_missing_may_be_theirs(
 
 
 def test_what_goes_is_decided_by_what_is_whole_everywhere(runs: dict[str, Path]) -> None:
-    """A newer part that one host completed alone is no reason to delete an older checkpoint."""
+    """A newer part that one host completed alone is not a reason to delete an older checkpoint."""
     for step in (20, 30):
         written(runs, step)
     written(runs, 40, commits=("red",))

@@ -56,7 +56,7 @@ def test_a_word_that_has_no_layout_over_so_many_ranks_is_left_out() -> None:
     for layout, ranks in (("single", 2), ("ddp", 1), ("fsdp", 1), ("hsdp", 1), ("hsdp", 2), ("hsdp", 11), ("tp", 1), ("tp", 3)):  # fmt: skip  # noqa: E501
         with pytest.raises(NoSuchCell):
             layout_options(layout, ranks, EIGHT)
-    # Query heads alone, or key heads alone, are no heads to split.
+    # Query heads alone, or key heads alone, are not heads to split.
     assert layout_options("tp", 4, asked(32, 2))["tp"] == 2 == layout_options("tp", 4, asked(2, 32))["tp"]
 
 

@@ -29,7 +29,7 @@ def test_a_plan_of_one_rank_under_ddp_is_read_and_refused_with_the_way_to_make_i
     assert (plan.layout.engine, plan.layout.world_size) == ("ddp", 1)
     assert any(phase.terms["buckets"] for phase in plan.prediction.memory)
     assert refused.value.exit_code == 3
-    assert "one device is no DDP" in refused.value.sentence
+    assert "one device is not DDP" in refused.value.sentence
     assert "Plan it again with strategy single" in refused.value.sentence
     assert "Nearest that runs: engine=single" in refused.value.sentence
 

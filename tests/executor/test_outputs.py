@@ -27,7 +27,7 @@ COMMANDS = {
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A plan, and names that are no folder and no file to write to."""
+    """A plan, and names that are not folder and no file to write to."""
     monkeypatch.chdir(tmp_path)
     plan = make_plan(Layout(engine="ddp", dp_replicate=2))
     job = msgspec.structs.replace(plan.job, precision="fp32", seq_len=16, recipe=Recipe(steps=2))
@@ -57,4 +57,4 @@ def test_what_cannot_be_written_to_is_refused_before_anything_starts(name, wrong
 def test_seconds_and_sizes_are_numbers(words, capsys):
     """nan is not below a least value, so a range lets it pass: a run waited by it."""
     for value in ("nan", "inf"):
-        assert f"{words[-1]}={value}: is no size and no time. Try " in refused(capsys, *words, value)
+        assert f"{words[-1]}={value}: is neither a size nor a time. Try " in refused(capsys, *words, value)

@@ -235,9 +235,9 @@ def test_a_refusal_on_a_host_that_sees_the_launcher_s_folder_is_said_as_it_is(tm
     )  # fmt: skip
     here = Path.cwd()
     try:
-        with pytest.raises(PlannerError, match=r"^red: is no host of it\.$"), node._folder(asked) as (folder, shared):
+        with pytest.raises(PlannerError, match=r"^red: is not a host"), node._folder(asked) as (folder, shared):
             assert (folder, shared) == (tmp_path, True)
-            raise PlannerError("red", None, "is no host of it")
+            raise PlannerError("red", None, "is not a host of it")
     finally:
         os.chdir(here)
     assert msgspec.json.decode((tmp_path / "join.json").read_bytes(), type=joining.Joining) == found

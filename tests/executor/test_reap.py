@@ -20,7 +20,7 @@ from planner.spec import Layout
 
 
 def ended() -> str:
-    """The identity of a process that is no more."""
+    """The identity of a process that is not a more."""
     child = subprocess.Popen(["true"])
     identity = processes.identity(child.pid)
     child.wait()

@@ -54,7 +54,7 @@ def test_one_steady_step_is_recorded_and_the_meter_counts_it_as_none(monkeypatch
                     with watched.phase(name + later):
                         torch.ones(400, 400) @ torch.ones(400, 400)
             with watched.phase("forward.next", passes=False):
-                torch.ones(2)  # what a pipeline sends is no pass
+                torch.ones(2)  # what a pipeline sends is not a pass
             with watched.phase("optimizer"):
                 torch.ones(400, 400) + 1
         wrote.append(profiling.write())

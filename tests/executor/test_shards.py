@@ -149,7 +149,7 @@ def test_foreign_cut_and_lying_files_are_refused_by_name(tmp_path: Path) -> None
         msgspec.structs.replace(piece, flat=(-1, 3)),
     ]
     files = {
-        "foreign": (lambda path: save_file({"w": torch.ones(4)}, path), "is no shard"),
+        "foreign": (lambda path: save_file({"w": torch.ones(4)}, path), "is not a shard"),
         "cut": (lambda path: path.write_bytes(good.read_bytes()[:-1]), "cannot be read"),
         "empty": (lambda path: path.write_bytes(b""), "cannot be read"),
         "absent": (lambda path: None, "cannot be read"),

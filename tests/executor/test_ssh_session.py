@@ -77,7 +77,7 @@ def test_a_host_without_the_code_is_sent_it_once(ssh_is: Callable[[str], None], 
 NO = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": "has another host key than ssh knows",
     "Could not resolve hostname": "does not resolve",
-    "hostname contains invalid characters": "is no name for ssh",
+    "hostname contains invalid characters": "is not a name for ssh",
     "Host key verification failed.": "has a host key that ssh does not know",
     "me@red: Permission denied (publickey).": "refuses the key",
     "connect: Connection refused": "refuses connections: no sshd listens there",

@@ -39,7 +39,7 @@ PROGRAMS = ("ssh", "scontrol", "sbatch", "srun", "scancel", "squeue", "sinfo")
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
-    """A folder with programs that say that they were called, and a process of ours that is no launcher."""
+    """A folder with programs that say that they were called, and a process of ours that is not a launcher."""
     place = tmp_path_factory.mktemp("here")
     (place / "bin").mkdir()
     for name in PROGRAMS:

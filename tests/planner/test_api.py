@@ -156,7 +156,7 @@ def test_values_are_taken_as_python_has_them(given, typed):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"model": "7b", "gpu_count": 8}, "gpu_count=8: is no option of a question. Did you mean gpu"),
+        ({"model": "7b", "gpu_count": 8}, "gpu_count=8: is not an option of a question. Did you mean gpu"),
         (
             {"model": "7b", "precision": "bf17"},
             "precision=bf17: must be fp32, bf16, fp16, pure-bf16, fp8, fp8-delayed, fp8-blockwise, mxfp8, nvfp4. Did",

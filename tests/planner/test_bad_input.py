@@ -37,7 +37,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, by: Any = plann
     return err
 
 
-# -- B1: bytes that are no text ------------------------------------------------------------------------------------
+# -- B1: bytes that are not text ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("raw", [b'{"schema": "plan/1\xe2", "x":1}', b'\xff\xfe{"schema"', b"[" * 10**5])
@@ -75,7 +75,7 @@ KEYS = (*CONFIG, "hidden_act", "activation_function", "rope_scaling", "rope_para
     "kind", ["llama", "gpt2", "gemma3", "gemma3_text", "phi3", "qwen3_moe", "deepseek_v3", "falcon"]
 )
 def test_no_value_in_a_config_is_an_internal_error(kind):
-    """`"hidden_act": []` was one: a list is no key of a table."""
+    """`"hidden_act": []` was one: a list is not a key of a table."""
     read = 0
     for key in KEYS:
         for value in ODD:
@@ -139,7 +139,7 @@ def test_a_list_for_a_name_is_refused_with_the_names_there_are(tmp_path, capsys)
 
 
 def special(folder: Path) -> dict[str, Path]:
-    """One of each kind of name that is no file."""
+    """One of each kind of name that is not a file."""
     found = {kind: folder / f"{kind}.toml" for kind in ("link", "dangling", "fifo", "socket", "folder")}
     (folder / "target").write_text("kept")
     found["link"].symlink_to("target")

@@ -282,7 +282,7 @@ def test_ddp_on_one_device_is_that_device_alone_and_its_buckets_are_accounted_fo
     several = merge.merged(fromfile.read(path), {"model": "1b", "gpus": "2"})
 
     assert (alone.given["strategy"], alone.given["runtime"]) == ("single", "accelerate-single")
-    assert all("one device is no DDP" in line.note for line in alone.found.lines if line.option == "strategy")
+    assert all("one device is not DDP" in line.note for line in alone.found.lines if line.option == "strategy")
     assert (several.given["strategy"], several.given["runtime"]) == ("ddp", "accelerate-ddp")
     assert layout_of(path, model="1b", seq_len="512").engine == "single"
 
@@ -452,7 +452,7 @@ def test_a_file_asks_the_question_its_options_ask(capsys: pytest.CaptureFixture[
 
 CONTRADICTIONS = {
     "two formats": ("base_model: x\ndistributed_type: NO\n", "has keys of Accelerate and Axolotl"),
-    "no format": ("a: 1\n", "is no configuration known here"),
+    "no format": ("a: 1\n", "is not a configuration known here"),
     "not a table": ("- 1\n- 2\n", "holds no table"),
     "empty": ("", "holds no table"),
     "truncated": ("base_model: [a, b\n", "is not YAML"),

@@ -44,7 +44,7 @@ LAYOUTS = {
     "experts over half a tensor group": Layout(engine="fsdp2", dp_shard=8, tp=4, pp=2, ep=2),
     "hybrid sharding": Layout(engine="fsdp2", dp_replicate=4, dp_shard=16),
     "all five axes and experts": Layout(engine="fsdp2", dp_replicate=2, dp_shard=2, cp=2, tp=2, pp=4, ep=4),
-    "sizes that are no powers of two": Layout(engine="fsdp2", dp_replicate=3, dp_shard=2, cp=5, pp=3, ep=10),
+    "sizes that are not powers of two": Layout(engine="fsdp2", dp_replicate=3, dp_shard=2, cp=5, pp=3, ep=10),
 }
 
 

@@ -56,7 +56,7 @@ def test_a_model_is_read_from_the_hub_and_shown_the_token(hub: None):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("meta/gated", "is gated on the hub, and is no path here. Set HF_TOKEN"),
+        ("meta/gated", "is gated on the hub, and is not a path here. Set HF_TOKEN"),
         ("some/unknown", "does not exist or has no config.json"),
         ("some/broken", "some/broken: is not a JSON object"),
     ],

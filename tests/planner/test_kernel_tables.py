@@ -55,7 +55,7 @@ def test_every_row_of_the_tables_is_predicted_but_shares_without_a_size(
     for name in TABLES:
         assert len(found[name]) == len(rows[name]) > 250
         reasons = {answer.skipped for answer in found[name] if answer.predicted_s is None}
-        told = {"a share of the memory's rate without a size is no kernel"} if name == "training_ops" else set()
+        told = {"a share of the memory's rate without a size is not a kernel"} if name == "training_ops" else set()
         assert reasons == told
 
 
@@ -86,11 +86,11 @@ def test_json_has_a_row_for_each_line_in_order(tmp_path: Path, capsys: pytest.Ca
     assert first["predicted_us"] == second["predicted_us"] > 150
     assert (first["measured_us"], second["measured_us"]) == (230, None)
     assert [one["skipped"] for one in answer["rows"][2:]] == [
-        "'nobody' is no GPU known here",
+        "'nobody' is not a GPU known here",
         "a100-sxm-80gb has no units for fp8",
         "h100-sxm-80gb has no units for int3",
-        "m is no number: 'x'",
-        "m is no count: '2.5'",
+        "m is not a number: 'x'",
+        "m is not a count: '2.5'",
     ]
     assert all(one["predicted_us"] is None for one in answer["rows"][2:])
 
@@ -100,7 +100,7 @@ def test_text_is_a_table_by_gpu_and_kind_and_the_reasons(tmp_path: Path, capsys:
     code, out, err = asked(capsys, "replay", str(TRUTH / "training_ops.csv"), "-o", str(output))
     assert code == 0
     assert "905 of 914 kernels predicted." in out
-    assert "     9  a share of the memory's rate without a size is no kernel" in out
+    assert "     9  a share of the memory's rate without a size is not a kernel" in out
     assert len(output.read_text().splitlines()) == 914
     assert err == f"wrote {output}\n"
 
@@ -108,8 +108,8 @@ def test_text_is_a_table_by_gpu_and_kind_and_the_reasons(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("a,b\n1,2\n", "is no table of kernels"),
-        ("", "is no table of kernels"),
+        ("a,b\n1,2\n", "is not a table of kernels"),
+        ("", "is not a table of kernels"),
         (HEAD, "hold no row"),
     ],
 )

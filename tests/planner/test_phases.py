@@ -91,7 +91,7 @@ def test_a_bucket_of_fixed_size_is_of_all_units() -> None:
 
 
 def test_a_phase_that_the_layout_has_not_is_refused_with_those_it_has() -> None:
-    with pytest.raises(PlannerError, match=r"phase=backwards: is no phase of this layout\. Did you mean backward"):
+    with pytest.raises(PlannerError, match=r"phase=backwards: is not a phase of this layout\. Did you mean backward"):
         explained("backwards", **SEVEN_B)
 
 

@@ -129,7 +129,7 @@ def test_the_command_names_the_file_of_every_schema_and_refuses_another_name(cap
     assert list(files) == sorted(WRITTEN)
 
     assert command.exit_code(planner, ["schema", "plans"]) == 2
-    assert capfd.readouterr().err == "error: name=plans: is no file that has a schema. Did you mean plan?\n"
+    assert capfd.readouterr().err == "error: name=plans: is not a file that has a schema. Did you mean plan?\n"
 
 
 @pytest.mark.parametrize("name", WRITTEN)

@@ -308,7 +308,7 @@ def test_a_batch_in_proportion_is_whole_and_no_larger_than_there_are(monkeypatch
         sweep, "ask", lambda question, limits: asked.append(question.job.global_batch_size) or Reply(None)
     )
     part = sweep._ask_in_proportion(ASKED, Fraction(1, 16), LIMITS)
-    assert part.refused and part.reason == "0.0625 sequences a GPU are no whole batch here" and not asked
+    assert part.refused and part.reason == "0.0625 sequences a GPU do not make a whole batch here" and not asked
     sweep._ask_in_proportion(ASKED, Fraction(1, 8), LIMITS)
     sweep._ask_in_proportion(ASKED, Fraction(sweep.LARGEST_BATCH, 8), LIMITS)
     assert asked == [1, sweep.LARGEST_BATCH]
@@ -395,7 +395,7 @@ def test_groups_of_twice_the_ranks_take_them_from_another_and_keep_the_batch() -
     assert made and all(other.world_size == 8 and other.global_batch_size == 24 for _, other in made)
     by_tp = {(other.tp, other.dp_shard): options for options, other in made}
     assert by_tp[4, 2] == {"tp": "4", "dp_shard": "2", "grad_accum": "6"}
-    assert (1, 8) not in by_tp  # 24 sequences are no whole passes of 8 ranks with 2 each
+    assert (1, 8) not in by_tp  # 24 sequences are not whole passes of 8 ranks with 2 each
     even = msgspec.structs.replace(layout, grad_accum=2)
     made = [(options, other) for options, _, other in levers._regrouped(SimpleNamespace(layout=even, job=None))]  # type: ignore[arg-type]
     assert {"dp_shard": "8", "tp": "1", "grad_accum": "1"} in [options for options, _ in made]

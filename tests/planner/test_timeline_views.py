@@ -114,7 +114,7 @@ def test_a_pipeline_of_many_stages_shows_a_few_and_says_which_are_left_out():
     assert [track.stage for track in some.tracks] == [0, 1, 2, 3, 60, 61, 62, 63]
     assert "Stages 4-59 are left out: --stages 4 shows it." in text(some, left_out, 100)
     assert [track.stage for track in chosen(axis, (0, 31))[0].tracks] == [0, 31]
-    with pytest.raises(PlannerError, match=r"stages=64: is no stage: they are 0 to 63\. Try 63"):
+    with pytest.raises(PlannerError, match=r"stages=64: is not a stage: they are 0 to 63\. Try 63"):
         chosen(axis, (64,))
 
 

@@ -198,7 +198,7 @@ def test_a_send_in_parts_takes_its_part_of_the_time_and_a_gather():
 
 
 def test_products_with_unaligned_rows_run_at_a_share_of_the_scalar_rate():
-    """Heads of 100 elements are no multiple of eight: two products of 2 s^2 h FLOP forward, four backward."""
+    """Heads of 100 elements are not multiple of eight: two products of 2 s^2 h FLOP forward, four backward."""
     model = msgspec.structs.replace(presets.model("1b"), heads=20, kv_heads=20, head_dim=100)
     runtime = presets.runtime("megatron-core")
     runtime = msgspec.structs.replace(runtime, parts=msgspec.structs.replace(runtime.parts, attention="unfused"))

@@ -1,4 +1,4 @@
-"""Claims about rows in the words of published tables: what they mean, what is assumed, and why some are no question.
+"""Claims about rows in the words of published tables: what they mean, what is assumed, and why some are not question.
 
 Not here: rows of our own, or the replay of either (planner/test_replay.py).
 """

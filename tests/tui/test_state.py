@@ -204,7 +204,7 @@ def test_a_plan_is_saved_at_home_and_a_missing_folder_is_refused_by_name(sixty_f
     assert state.save(sixty_four.ranked[0], "~/mine.json") == (str(tmp_path / "mine.json"),)
     assert read_plan(tmp_path / "mine.json").layout == sixty_four.ranked[0].case.layout
     for path, said in (
-        ("~/no/such/plan.json", f"{tmp_path / 'no/such'} is no folder that there is. Make it first"),
+        ("~/no/such/plan.json", f"{tmp_path / 'no/such'} is not a folder. Make it first"),
         ("~", "is a folder. Try ~/plan.json."),
         ("~nobody-of-that-name/plan.json", "Try ~/plan.json."),
     ):

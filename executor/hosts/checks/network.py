@@ -50,7 +50,7 @@ def interface(place: address.NodeAddress, kind: str, env: Mapping[str, str]) -> 
     fix = f"Leave it out, or give {'=' * (kind == 'cuda')}{place.interface}, which is on the way to node 0"
     if chosen is None:
         there = dict(socket.if_nameindex()).values()
-        rule = "is down or has no address" if named in there else "is no interface"
+        rule = "is down or has no address" if named in there else "is not an interface"
         raise PlannerError(variable, named, f"{rule} on {socket.gethostname()}", fix, exit_code=PREFLIGHT)
     seen = [one for one, name in own.items() if name == chosen]
     if all(ipaddress.ip_address(one).is_loopback for one in seen):

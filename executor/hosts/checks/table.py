@@ -60,7 +60,7 @@ def summary(found: CheckTable, names: Sequence[str]) -> str:
 
 
 def said(one: NodeFinding) -> str:
-    """A row's measured value, and where it is no pass the rule and the way out."""
+    """A row's measured value, and where it is not a pass the rule and the way out."""
     if not one.rule:
         return one.measured or "yes"
     return one.refusal.sentence

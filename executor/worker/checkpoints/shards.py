@@ -97,7 +97,7 @@ def write_all(file: Any, part: memoryview) -> None:
 def load(paths: Iterable[Path], views: Iterable[StateView]) -> None:
     """Fill views from files of any layout; numbers of another format are converted to the view's.
 
-    Files are mapped and read one after the other, and only what the views need of them. A file that is no such
+    Files are mapped and read one after the other, and only what the views need of them. A file that is not such a
     shard, a parameter of another shape and numbers that no file has raise PlannerError (exit code 3); views may have
     been changed by then.
     """
@@ -139,7 +139,7 @@ def _check_whole(view: StateView, count: int) -> None:
 
 
 def read_pieces(path: Path) -> list[ShardPiece]:
-    """The pieces of a file; PlannerError (exit code 3) where it is no shard of a checkpoint."""
+    """The pieces of a file; PlannerError (exit code 3) where it is not a shard of a checkpoint."""
     try:
         with safe_open(path, framework="pt") as opened:
             return _pieces(path, opened)
@@ -150,7 +150,7 @@ def read_pieces(path: Path) -> list[ShardPiece]:
 def _pieces(path: Path, opened: Any) -> list[ShardPiece]:
     metadata = opened.metadata() or {}
     if metadata.get("schema") != SCHEMA:
-        raise _broken(path, f"is no shard of a checkpoint ({SCHEMA})")
+        raise _broken(path, f"is not a shard of a checkpoint ({SCHEMA})")
     try:
         pieces = msgspec.json.decode(metadata.get("pieces", ""), type=list[ShardPiece])
     except msgspec.MsgspecError as error:

@@ -26,7 +26,7 @@ from planner.spec.plan import Plan
 
 
 class NotFinite(ArithmeticError):
-    """A step whose gradient norm is no finite number. It was not applied: the weights are those of the step before."""
+    """A step whose gradient norm is not a finite number. Not applied: the weights are those of the step before."""
 
     def __init__(self, norm: float) -> None:
         super().__init__(f"the gradient norm is {norm}")

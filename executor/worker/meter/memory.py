@@ -26,7 +26,7 @@ from planner.spec.plan import PhaseMemory
 
 COLLECTIVES = ("c10d", "_c10d_functional")
 NO_BUFFER = ("all_to_all_single", "alltoall_base_", "wait_tensor", "_wrap_tensor_autograd")
-"""Operations of these whose tensors are no buffers: tokens on their way to experts, heads to the ranks that attend with
+"""Operations whose tensors are not buffers: tokens on their way to experts, heads to the ranks that attend with
 them, and waiting for them."""
 POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 """Not waited for where they start: two ranks that send to each other first would wait for ever."""
@@ -118,7 +118,7 @@ class LiveTensors(KernelMode):
         return result
 
     def _note(self, func: Any, inputs: list[Tensor], result: Any) -> None:
-        # What goes to one peer, or comes from one, is no copy made for sending; nor is a token on its way to an expert.
+        # What goes to one peer, or comes from it, is no copy made for sending; nor is a token on its way to an expert.
         sent = func.namespace in COLLECTIVES and func._opname not in (*POINT_TO_POINT, *NO_BUFFER)
         for tensor in inputs:
             storage = self._storage_of(tensor)
@@ -144,7 +144,7 @@ class LiveTensors(KernelMode):
             self._note_grads()
 
     def _note_gathered(self, weight: Tensor) -> None:
-        # Where tensor parallel ranks shard, it is a DTensor: operations see its local tensor, which is no parameter.
+        # Where tensor parallel ranks shard, it is a DTensor: operations see its local tensor, which is not a parameter.
         storage = self._storage_of(_local(weight))
         if storage is not None:
             storage.was_parameter = True

@@ -85,7 +85,7 @@ class Meter:
 
     @contextmanager
     def step(self, index: int, *, timed: bool = True) -> Iterator[None]:
-        """Around one optimizer step, all its micro-batches included; one that is not `timed` is no steady one."""
+        """Around one optimizer step, all its micro-batches included; one that is not `timed` is not a steady one."""
         self._step, self._phase = index, "step"
         self._wait()
         if index in (self.memory_step, max(self.memory_step, self._traffic_step) + 1):

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from executor.worker.model.adapters import ordinary_name
 
 WEIGHT, STEP = "weight", "step"
-"""The kind of a weight's own numbers, and the one state of torch's optimizers that is no tensor of the weight's shape:
+"""The kind of a weight's numbers, and the one state of torch's optimizers that is not a tensor of the weight's shape:
 how many updates it had, which is one number for the whole run."""
 
 Box = tuple[tuple[int, int], ...]

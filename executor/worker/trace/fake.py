@@ -40,7 +40,7 @@ class FakeLiveTensors(LiveTensors):
 
 
 _INSIDE: Counter[str] = Counter()
-"""Calls under way of torch's code whose operations are no work of the step: "shapes" where DTensor works out a global
+"""Calls under way of torch's code whose operations are not work of the step: "shapes" where DTensor works out a global
 shape, by running the operation on fake tensors of that shape, "buckets" where DDP sorts them anew, as it does once, in
 the second step."""
 

@@ -137,7 +137,7 @@ def read(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 def write_configuration(plan: Plan, dtype: torch.dtype | None, folder: Path) -> None:
     """config.json, generation_config.json and the tokenizer's files: all that `from_pretrained` reads beside weights.
 
-    Where the run began with a checkpoint, its own; the built-in byte tokenizer is no file.
+    Where the run began with a checkpoint, its own; the built-in byte tokenizer is not a file.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 

@@ -35,7 +35,7 @@ def recorded(folder: Path) -> Iterator[None]:
 
 
 def write(folder: Path, error: BaseException, *, out_of_memory: bool = False) -> None:
-    """failed/rank-N.json of this rank, at this moment. A folder that takes no file any more is no second failure."""
+    """failed/rank-N.json of this rank, at this moment. A folder that takes no file any more is not a second failure."""
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return
     rank = os.environ.get("RANK", "0")
@@ -49,7 +49,7 @@ def said(error: BaseException) -> RankError:
     """An exception as this rank's record."""
     now, number, code = time.time_ns(), system_error(error), CRASHED
     if isinstance(error, PlannerError):
-        # A file that could not be written under way is no mistake of the command line.
+        # A file that could not be written under way is not a mistake of the command line.
         code = TRAINING_FAILED if error.field == "output" and number is not None else error.exit_code
     elif isinstance(error, SystemExit) and isinstance(error.code, int):
         code = error.code

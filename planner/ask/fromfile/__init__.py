@@ -25,7 +25,7 @@ def read(path: str | os.PathLike[str]) -> Understood:
     able = [one for one in FORMATS if one.detect(data)]
     known = ", ".join(one.NAME for one in FORMATS)
     if not able:
-        raise PlannerError("from", path, "is no configuration known here", f"Known: {known}")
+        raise PlannerError("from", path, "is not a configuration known here", f"Known: {known}")
     if len(able) > 1:
         names = " and ".join(one.NAME for one in able)
         raise PlannerError("from", path, f"has keys of {names}", "Give a file of one of them")

@@ -35,7 +35,7 @@ def find(names: str | Sequence[str], beside: str, folders: Folders) -> tuple[str
         for shorter in _shorter(name):
             if (preset := known.get(shorter)) is not None:
                 return preset, "by its name: the sizes are the preset's"
-    rule = "is no model preset's name or source"
+    rule = "is not a model preset's name or source"
     fix = "Say which it is: --model NAME (planner presets models lists them), or a config.json"
     raise PlannerError(f"{beside}: model", " or ".join(wanted), rule, fix)
 

@@ -77,7 +77,7 @@ def _stage(sheet: Sheet) -> None:
     if stage in ("pt", "sft"):
         sheet.ignore("stage", NO_CHANGE)
     else:
-        why = f"the job {stage} is no plain training: it runs more than one forward, or another head and loss"
+        why = f"the job {stage} is not plain training: it runs more than one forward, or another head and loss"
         sheet.decides("stage", why, "Use stage sft to plan supervised fine-tuning")
     packs = [key for key in ("packing", "neat_packing") if sheet.flag(key)]
     if packs or (stage == "pt" and sheet.flag("packing") is None):

@@ -93,7 +93,7 @@ def _gpus(whole: Given) -> int:
 
 def _on_one_device(found: Understood) -> Understood:
     """What a file means by DDP where there is one device: no trainer wraps a lone process's model."""
-    note = "one device is no DDP: the model is trained as it is"
+    note = "one device is not DDP: the model is trained as it is"
     lines, ignored = [], list(found.ignored)
     runtime = found.options.get("alone", ENGINES["single"].runtime)
     keys = tuple(key for line in found.lines if line.option == "alone" for key in line.keys)

@@ -99,7 +99,7 @@ def answers(rows: Sequence[KernelRow]) -> list[RowPrediction]:
 def looked_up(group: RowGroup) -> tuple[Device | None, Times | None, str]:
     """A group's device and numbers, or the reason why there are none."""
     if group.gpu not in presets.names("gpus"):
-        return None, None, f"{group.gpu!r} is no GPU known here"
+        return None, None, f"{group.gpu!r} is not a GPU known here"
     gpu = presets.gpu(group.gpu)
     device = device_of(gpu)
     if device is None:

@@ -53,7 +53,7 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(path: str | Path) -> list[KernelRow]:
-    """The lines of a table, in order (PlannerError for what is no such table)."""
+    """The lines of a table, in order (PlannerError for what is not such a table)."""
     path = Path(path)
     try:
         reader = csv.DictReader(io.StringIO(reading.read_text(path, reading.TABLE_BYTES), newline=""))
@@ -70,7 +70,7 @@ def _kind(path: Path, columns: tuple[str, ...]) -> str:
     for kind, needed in KINDS.items():
         if set(needed) <= set(columns):
             return kind
-    rule = "is no table of kernels: its columns are those of none"
+    rule = "is not a table of kernels: its columns are those of none"
     told = "; ".join(f"{kind}: {', '.join(needed)}" for kind, needed in KINDS.items())
     raise PlannerError("rows", path, rule, f"Columns of {told}")
 
@@ -94,9 +94,9 @@ def _count(known: Mapping[str, str], column: str) -> float:
     try:
         value = float(known[column])
     except (KeyError, ValueError):
-        raise ValueError(f"{column} is no number: {known.get(column)!r}") from None
+        raise ValueError(f"{column} is not a number: {known.get(column)!r}") from None
     if not 1 <= value <= 1e15 or value != int(value):
-        raise ValueError(f"{column} is no count: {known[column]!r}")
+        raise ValueError(f"{column} is not a count: {known[column]!r}")
     return value
 
 
@@ -106,9 +106,9 @@ def _measured(known: Mapping[str, str]) -> float | None:
     try:
         value = float(known["us"])
     except ValueError:
-        raise ValueError(f"us is no number: {known['us']!r}") from None
+        raise ValueError(f"us is not a number: {known['us']!r}") from None
     if not 0 < value < 1e12:
-        raise ValueError(f"us is no time: {known['us']!r}")
+        raise ValueError(f"us is not a time: {known['us']!r}")
     return value * MICRO
 
 
@@ -148,7 +148,7 @@ def _training(known: Mapping[str, str]) -> Read:
     """An operator of SimuMax's tables: its share of the peak as seconds, by the FLOP that they count."""
     op = known["op"]
     if op.startswith("bytes:"):
-        raise ValueError("a share of the memory's rate without a size is no kernel")
+        raise ValueError("a share of the memory's rate without a size is not a kernel")
     told = dict(part.split("=", 1) for part in known["shape"].replace(" ", "").split(",") if "=" in part)
     if op in ("sdp_fwd", "sdp_bwd"):
         sizes = {name: _count(told, name) for name in ATTENTION}
@@ -181,7 +181,7 @@ def _of_share(known: Mapping[str, str], flops: float) -> float | None:
     try:
         share, tflops = float(known["share_of_peak"]), float(known["peak_tflops"])
     except ValueError:
-        raise ValueError("share_of_peak or peak_tflops is no number") from None
+        raise ValueError("share_of_peak or peak_tflops is not a number") from None
     if not (0 < share < 100 and 0 < tflops < 1e9):
         raise ValueError("share_of_peak and peak_tflops must be above 0")
     return flops / (share * tflops * 1e12)

@@ -150,7 +150,7 @@ def chosen(axis: Axis, asked: tuple[int, ...] | None) -> tuple[Axis, tuple[int, 
     there = axis.stages
     if asked is not None and (wrong := [stage for stage in asked if stage not in there]):
         there_are = f"they are 0 to {there[-1]}" if there[-1] else "without a pipeline there is 0 alone"
-        raise PlannerError("stages", wrong[0], f"is no stage: {there_are}", f"Try {min(wrong[0], there[-1])}")
+        raise PlannerError("stages", wrong[0], f"is not a stage: {there_are}", f"Try {min(wrong[0], there[-1])}")
     kept = asked
     if kept is None:
         half = MOST_STAGES // 2

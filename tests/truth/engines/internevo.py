@@ -33,7 +33,7 @@ BUCKET_ELEMENTS = 512 * 1024 * 1024
 
 
 def _narrow(case: Case) -> Case:
-    """The case with gradients in 16 bits, which is no choice here."""
+    """The case with gradients in 16 bits, which is not a choice here."""
     job = msgspec.structs.replace(case.job, narrow_gradients=True)
     return msgspec.structs.replace(case, job=job, stage=case.here)
 

@@ -284,7 +284,7 @@ def _batches(row: WordRow, dp: int, filled: dict[str, Any], notes: Notes) -> tup
         accum = batch // (dp * micro)
     if accum is None:
         if batch is not None:
-            raise CannotPredict(f"a batch of {batch} is no multiple of {dp} ranks x micro-batch {micro}")
+            raise CannotPredict(f"a batch of {batch} is not a multiple of {dp} ranks x micro-batch {micro}")
         notes.add("accumulation not stated: 1")
         accum = 1
     if batch is not None and batch != dp * micro * accum:

@@ -56,7 +56,7 @@ class Conditions(RunConditions, frozen=True, kw_only=True):
     `poll_s` in each of `forward_polls` or `backward_polls` loops that ask whether a send is done.
 
     Products took `product_times` as long as the kernels that were measured elsewhere, attention `attention_times`.
-    Products with rows that are no multiple of 16 bytes ran at `unaligned_share` of the device's fp32 rate; 0: as fast
+    Products with rows that are not multiple of 16 bytes ran at `unaligned_share` of the device's fp32 rate; 0: as fast
     as others. `exchanges_beside`:
     experts' exchanges of one micro-batch ran beside the other pass of another (Megatron-Core's
     overlap_moe_expert_parallel_comm). `blocking`: the host waited for each operation before it started the next
