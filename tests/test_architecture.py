@@ -20,7 +20,7 @@ from planner.spec.engines import ENGINES
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("planner", "executor", "tui")
-LONGEST = {"planner": 400, "executor": 400, "tui": 400, "tests": 600}
+LONGEST = {"planner": 600, "executor": 600, "tui": 600, "tests": 600}
 """Lines of a file, by the folder it is in."""
 MOST_ENTRIES = 15
 HEAVY = ("torch", "numpy", "rich", "textual", "accelerate", "deepspeed", "transformers", "peft")

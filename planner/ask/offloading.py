@@ -19,7 +19,7 @@ WAYS = (
 )
 """What waits in host memory: DeepSpeed moves the optimizer alone or with the weights, FSDP2 both together."""
 
-ENGINES = tuple(dict.fromkeys(engine for name in WAYS[-1] for engine in offloading(name)))
+OFFLOADING = tuple(dict.fromkeys(engine for name in WAYS[-1] for engine in offloading(name)))
 """Those that have it."""
 
 
@@ -28,7 +28,7 @@ def ways_out(question: Question) -> Iterator[Question]:
     for, and on CPU processes, whose memory the hosts' is."""
     pins = question.pins
     chosen = any(pins.given(name) is not None for name in OFFLOADS)
-    if chosen or question.cluster.gpu.kind == "cpu" or (pins.runtime and pins.runtime.engine not in ENGINES):
+    if chosen or question.cluster.gpu.kind == "cpu" or (pins.runtime and pins.runtime.engine not in OFFLOADING):
         return
     for way in WAYS:
         yield msgspec.structs.replace(question, pins=pins.fixing(**way))

@@ -35,10 +35,10 @@ DEPTH = 64
 ALIASED = 100_000
 """Most values of a YAML file, each counted as often as an alias repeats it."""
 
-Path = str | os.PathLike[str]
+FilePath = str | os.PathLike[str]
 
 
-def opened(path: Path) -> BufferedReader:
+def opened(path: FilePath) -> BufferedReader:
     """A file, open for reading bytes; OSError for a folder, device, pipe or socket, none of which is waited for."""
     try:
         _check_kind(os.stat(path).st_mode, path)  # before it is opened, which some devices act upon
@@ -53,7 +53,7 @@ def opened(path: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
-def read_bytes(path: Path, most: int = RECORD_BYTES) -> bytes:
+def read_bytes(path: FilePath, most: int = RECORD_BYTES) -> bytes:
     """All of a file of at most `most` bytes (OSError for a larger one, of which no more than that is read)."""
     with opened(path) as stream:
         # No more is asked for than there is: room for what is asked is taken at once.
@@ -65,7 +65,7 @@ def read_bytes(path: Path, most: int = RECORD_BYTES) -> bytes:
     return raw
 
 
-def read_text(path: Path, most: int = SETTINGS_BYTES) -> str:
+def read_text(path: FilePath, most: int = SETTINGS_BYTES) -> str:
     """The same as UTF-8 (OSError for other bytes)."""
     try:
         return read_bytes(path, most).decode()
@@ -73,7 +73,7 @@ def read_text(path: Path, most: int = SETTINGS_BYTES) -> str:
         raise OSError(errno.EILSEQ, f"is not UTF-8 text: byte {error.start}", os.fspath(path)) from None
 
 
-def read_lines(path: Path, longest: int = LINE_BYTES) -> Iterator[bytes]:
+def read_lines(path: FilePath, longest: int = LINE_BYTES) -> Iterator[bytes]:
     """The lines of a file of any size, line breaks included (OSError for one longer than `longest` bytes)."""
     with opened(path) as stream:
         number = 0
@@ -178,7 +178,7 @@ def _check_yaml(raw: bytes) -> None:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def _check_kind(mode: int, path: Path) -> None:
+def _check_kind(mode: int, path: FilePath) -> None:
     for is_kind, kind in KINDS:
         if is_kind(mode):
             raise OSError(errno.EINVAL, f"is a {kind}, not a file", os.fspath(path))

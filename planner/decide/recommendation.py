@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from planner.ask.launchable import launch_refusal, launch_rules, launchable_engines
-from planner.ask.offloading import ENGINES as OFFLOADING
-from planner.ask.offloading import ways_out
+from planner.ask.offloading import OFFLOADING, ways_out
 from planner.ask.question import Question, case_of, check_switches, exact_layout, with_adapters
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled

@@ -1,6 +1,6 @@
 """One step on an axis: what each pipeline stage is thought to do when, in streams whose spans never overlap.
 
-Every second comes from the step time (steptime.py, stepparts.py) and from the passes of its schedule (makespan.py), so
+Every second is the step time's (steptime.py, stepparts.py) and from the passes of its schedule (makespan.py), so
 the first stage's last span ends when the step does. The step time knows sums: where in a pass a collective runs is not
 known, and its span says of how many calls it is the sum. Not here: any formula, or drawing (views/timeline).
 """

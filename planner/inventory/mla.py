@@ -61,11 +61,11 @@ def walk_mla(run: ModelPass, x: Tensor, mla: Mla, weights: dict[str, Weight]) ->
     kv_plain, k_turning = ops.split(tape, compressed, (share, 1 - share))
     tape.drop(compressed)
     kv_latent = tape.replaced(kv_plain, compute.norm(tape, kv_plain, weights["kv_norm"], rows=1))
-    q_turned, k_turned = _rotated(run, q_turning), _rotated(run, k_turning)
+    q_turned, k_turned = _latent_rotated(run, q_turning), _latent_rotated(run, k_turning)
     tape.drop(q_turning, k_turning)
     q = ops.joined(tape, (q_still, q_turned))
     tape.drop(q_still, q_turned)
-    k, v = _expanded(run, kv_latent, k_turned, mla, weights["kv_b"])
+    k, v = _latent_expanded(run, kv_latent, k_turned, mla, weights["kv_b"])
     tape.drop(kv_latent, k_turned)
     value_share = mla.v_head_dim / mla.qk_head_dim
     workspace = compute.attention_workspace(k, v)
@@ -81,7 +81,7 @@ def walk_mla(run: ModelPass, x: Tensor, mla: Mla, weights: dict[str, Weight]) ->
     return tape.replaced(attended, compute.linear(tape, attended, weights["output"], result=True))
 
 
-def _expanded(run: ModelPass, latent: Tensor, turned: Tensor, mla: Mla, weight: Weight) -> tuple[Tensor, Tensor]:
+def _latent_expanded(run: ModelPass, latent: Tensor, turned: Tensor, mla: Mla, weight: Weight) -> tuple[Tensor, Tensor]:
     """Keys and values of every head from the latent; values stay a view, so the product is kept whole."""
     tape, model, compute, _ = run
     flat = compute.linear(tape, latent, weight)
@@ -105,7 +105,7 @@ def _expanded(run: ModelPass, latent: Tensor, turned: Tensor, mla: Mla, weight: 
     return keys, v
 
 
-def _rotated(run: ModelPass, x: Tensor) -> Tensor:
+def _latent_rotated(run: ModelPass, x: Tensor) -> Tensor:
     """DeepSeek-V3: even and odd elements times the half tables, then joined; V2: complex numbers in fp32. Both keep
     only the tables."""
     tape, model, _, table = run

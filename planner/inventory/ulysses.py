@@ -18,7 +18,7 @@ POSITION_BYTES = 8
 def dealt_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, ranks: float) -> Tensor:
     """The flash kernel on this rank's heads; keeps its queries, keys, values and result in their dealt form."""
     positions = tape.allocate(Size(per_position=2 * POSITION_BYTES * ranks))
-    received = [_received(tape, one) for one in (q, k, v)]
+    received = [_heads_received(tape, one) for one in (q, k, v)]
     mine = [tape.replaced(one, ops.cloned(tape, one)) for one in received]  # from positions first to heads first
     attended = ops.flash_attention(tape, *mine, heads=heads)
     by_position = tape.replaced(attended, ops.cloned(tape, attended))
@@ -30,7 +30,7 @@ def dealt_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, 
     return tape.replaced(joined, ops.cloned(tape, joined))  # Transformers wants it sequence by sequence
 
 
-def _received(tape: Tape, x: Tensor) -> Tensor:
+def _heads_received(tape: Tape, x: Tensor) -> Tensor:
     """Dealt in the order of the ranks that get the parts, and exchanged."""
     sent = ops.cloned(tape, x)
     return tape.replaced(sent, _exchanged(tape, sent))

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import msgspec
 
 from planner.basics.errors import PlannerError
-from planner.spec import TrainingJob
 from planner.spec.datafile import STREAMS, Form, check_name, form_of
+from planner.spec.job import TrainingJob
 
 READER = "executor.preflight.lengths"
 WIDTH_MULTIPLE = 64

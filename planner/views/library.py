@@ -35,12 +35,12 @@ from planner.studies.cost import Cost
 from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES, FitLimits
 from planner.studies.objectives import OBJECTIVES, Reached
 from planner.studies.sweep import DEFAULT_WORTH, Sweep
-from planner.views import answer as _answer_view  # noqa: F401  these make the elements that results show
 from planner.views import compare as _compare_view  # noqa: F401
 from planner.views import cost as _cost_view  # noqa: F401
 from planner.views import fit as _fit_view  # noqa: F401
 from planner.views import shown as _layout_view  # noqa: F401
 from planner.views import sweep as _sweep_view  # noqa: F401
+from planner.views.answer import answer_view as _answer_view  # noqa: F401  these make the elements that results show
 
 __all__ = [
     "Answer", "Comparison", "Cost", "Estimate", "Explanation", "FitLimits", "Plan", "PlannerError", "Sweep", "compare",

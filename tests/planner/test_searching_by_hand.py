@@ -328,16 +328,16 @@ def test_a_plan_on_fewer_nodes_takes_the_most_and_its_own_engine_first(monkeypat
 
     structs = msgspec.structs.replace
     monkeypatch.setattr(msgspec.structs, "replace", replace)
-    monkeypatch.setattr(smaller, "Question", lambda **given: SimpleNamespace(**given))
-    monkeypatch.setattr(smaller, "Pins", lambda runtime=None: SimpleNamespace(runtime=runtime))
-    monkeypatch.setattr(smaller, "launchable_engines", lambda question: ("any",))
+    monkeypatch.setattr(advice, "Question", lambda **given: SimpleNamespace(**given))
+    monkeypatch.setattr(advice, "Pins", lambda runtime=None: SimpleNamespace(runtime=runtime))
+    monkeypatch.setattr(advice, "launchable_engines", lambda question: ("any",))
 
     def rank(question: Any, engines: tuple[str, ...], **rules: Any) -> Any:
         assert engines == (("ddp",) if question.pins.runtime else ("any",))
         tried.append((question.cluster.nodes, bool(question.pins.runtime), question.job.global_batch_size))
         return SimpleNamespace(star=None)
 
-    monkeypatch.setattr(smaller, "rank", rank)
+    monkeypatch.setattr(advice, "rank", rank)
     known: Any = "calibration"
     for nodes, counts in ((2, [2, 1]), (5, [3, 2, 1]), (1, [1])):
         tried.clear()
@@ -434,8 +434,8 @@ def test_one_node_has_so_many_times_fewer_copies_and_then_shards(
         msgspec.structs, "replace",
         lambda item, **new: SimpleNamespace(**(vars(item) | new)) if isinstance(item, SimpleNamespace) else structs(item, **new),  # noqa: E501
     )  # fmt: skip
-    monkeypatch.setattr(network_reasons, "floor_bytes", lambda case: 10.0)
-    monkeypatch.setattr(network_reasons, "device_bytes", lambda case, live: live)
+    monkeypatch.setattr(reasons, "floor_bytes", lambda case: 10.0)
+    monkeypatch.setattr(reasons, "device_bytes", lambda case, live: live)
     hosts = [True]
 
     def what_if(
@@ -445,9 +445,9 @@ def test_one_node_has_so_many_times_fewer_copies_and_then_shards(
         asked.append((micro_batch_size, grad_accum, dp_replicate, dp_shard))
         return SimpleNamespace(memory=SimpleNamespace(micro=micro_batch_size, host_fits=hosts[0]))
 
-    monkeypatch.setattr(network_reasons, "what_if", what_if)
+    monkeypatch.setattr(reasons, "what_if", what_if)
     fitting = [6]
-    monkeypatch.setattr(network_reasons, "fits", lambda seen, other: other.memory.micro <= fitting[0])
+    monkeypatch.setattr(reasons, "fits", lambda seen, other: other.memory.micro <= fitting[0])
     times = several if batch else 1
     found = network_reasons._on_one_node(seen, several)
     if sizes is None:
