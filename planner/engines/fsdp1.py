@@ -21,7 +21,7 @@ from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder, Pools
 from planner.engines.common import MIXED, optimizer_temporaries, packed, padded, trained_states
 from planner.engines.common import stored_weight_bytes as stored_bytes
-from planner.engines.fsdp2_units import UnitSizes
+from planner.engines.fsdp2 import UnitSizes
 from planner.inventory import Moment, Weight
 from planner.inventory.forms import nf4_state_bytes
 from planner.parallelism.case import LAYERS, UNITS, Case

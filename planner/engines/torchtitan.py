@@ -14,7 +14,7 @@ from planner.basics.arith import Number
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held
 from planner.engines.common import parallel_calls, parallel_ideal
-from planner.engines.fsdp2_units import Communication, UnitSizes
+from planner.engines.fsdp2 import Communication, UnitSizes
 from planner.inventory import Compute, Moment
 from planner.parallelism.case import Case
 from planner.parallelism.pipeline import micro_batches_match_torch

@@ -31,7 +31,7 @@ from planner.engines.common import (
     trained_states,
 )
 from planner.engines.ddp import finished_elements, waiting_elements
-from planner.engines.fsdp2_units import Communication, UnitSizes, resharded, table_in_root
+from planner.engines.fsdp2 import Communication, UnitSizes, resharded, table_in_root
 from planner.engines.sharded_tensors import SHARDED_TENSORS
 from planner.inventory import Compute, Moment
 from planner.parallelism.case import Case

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.engines.fsdp2_units import Communication, UnitSizes, kept, kept_with_table, resharded, table_in_root
+from planner.engines.fsdp2 import Communication, UnitSizes, kept, kept_with_table, resharded, table_in_root
 from planner.inventory import Moment
 
 UNITS = UnitSizes(

@@ -18,7 +18,7 @@ from planner.basics.arith import Number, maximum, where
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls, parallel_ideal, trained_states
-from planner.engines.fsdp2_units import UnitSizes
+from planner.engines.fsdp2 import UnitSizes
 from planner.inventory import Compute, Moment
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
