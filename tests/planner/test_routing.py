@@ -13,8 +13,7 @@ from planner.figures.kernels.products import cast_seconds
 from planner.figures.kernels.step import Grouped, grouped_kernel_seconds, kernels_seconds
 from planner.figures.passes import coefficients, loads_of, memory_seconds
 from planner.figures.passes import device_of as device_for
-from planner.figures.routing import routed_bytes
-from planner.figures.work import unit_work
+from planner.figures.work import routed_bytes, unit_work
 from planner.parallelism.case import Case
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import UNCALIBRATED, calibration

@@ -15,7 +15,7 @@ from planner.engines.common import parallel_calls
 from planner.figures.comm import traffic
 from planner.figures.linktime import collective_seconds
 from planner.figures.passes import coefficients
-from planner.figures.routing import routed_bytes
+from planner.figures.work import routed_bytes
 from planner.parallelism.base import TokenRouting
 from planner.parallelism.case import Case
 from planner.parallelism.expert import parts_reached, sent_once
