@@ -15,14 +15,15 @@ from planner.basics.formula import formula, watched
 from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.figures.accumulation import added_up_bytes
-from planner.figures.beside import adapters_beside, unpacking
 from planner.figures.kernels.step import KernelCall
 from planner.figures.unitkernels import (
+    adapters_beside,
     again_kernels,
     attention_kernels,
     conversions,
     product_kernels,
     products_started,
+    unpacking,
 )
 from planner.inventory import Weight, losses, second_products
 from planner.inventory.names import names_of
