@@ -8,8 +8,7 @@ from __future__ import annotations
 from planner.basics.units import GB
 from planner.calibrate.asked import CannotPredict, RowQuestion
 from planner.engines.base import Call
-from planner.figures.comm import traffic
-from planner.figures.linktime import collective_seconds
+from planner.figures.comm import collective_seconds, traffic
 from planner.figures.passes import coefficients
 from planner.parallelism.case import Case
 from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob

@@ -17,8 +17,7 @@ from planner.basics.units import GB
 from planner.calibrate.asked import RowQuestion
 from planner.calibrate.collective import OPS, bus_bytes
 from planner.engines.base import Call
-from planner.figures.comm import Traffic, ranks_inside, sent_in
-from planner.figures.linktime import tier_seconds
+from planner.figures.comm import Traffic, ranks_inside, sent_in, tier_seconds
 from planner.spec import Cluster, Tier
 from planner.spec.calibration import LinkCurve, LinkEntry
 

@@ -16,8 +16,7 @@ from planner.basics.quoting import for_comment
 from planner.basics.tomltext import pairs
 from planner.basics.units import GB, GIB, MICRO, TERA
 from planner.calibrate.probe import Exchange, Probe, ProductTiming
-from planner.figures.comm import leaving_bytes
-from planner.figures.linktime import ROUNDS
+from planner.figures.comm import ROUNDS, leaving_bytes
 from planner.parallelism.collectives import NEIGHBOURLY, WIRE
 from planner.spec import presets
 from planner.spec.calibration import PROBE, Calibration, ComputeEntry, LinkEntry, OverlapEntry, as_toml
@@ -168,7 +167,7 @@ def link_entries(probe: Probe, place: str, link: str, rates: MeasuredRates) -> l
 
 
 def _curves(probe: Probe, place: str) -> list[tuple[str, Curve]]:
-    """Seconds a byte and a step of each collective that was timed over one kind of link, as planner.figures.linktime
+    """Seconds a byte and a step of each collective that was timed over one kind of link, as planner.figures.comm
     counts both. Between nodes those of groups with one rank a node, all of them at once: nothing else is in the way
     there."""
     found = []

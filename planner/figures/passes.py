@@ -15,7 +15,7 @@ import msgspec
 from planner.basics.arith import Number, is_column, maximum
 from planner.basics.formula import formula
 from planner.engines import engine_of
-from planner.figures.comm import Traffic, traffic
+from planner.figures.comm import Traffic, collective_seconds, traffic
 from planner.figures.kernels.device import Device
 from planner.figures.kernels.device import device_of as chip_of
 from planner.figures.kernels.step import (
@@ -28,7 +28,6 @@ from planner.figures.kernels.step import (
     kernels_seconds,
     least_seconds,
 )
-from planner.figures.linktime import collective_seconds
 from planner.figures.tensorhiding import hidden_of
 from planner.figures.work import Load, Work, element_bytes_of, work_categories
 from planner.parallelism.case import LAYERS, UNITS, Case

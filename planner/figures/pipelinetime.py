@@ -12,8 +12,7 @@ import msgspec
 
 from planner.basics.arith import Number, is_column
 from planner.engines.base import Call
-from planner.figures.comm import traffic
-from planner.figures.linktime import collective_seconds
+from planner.figures.comm import collective_seconds, traffic
 from planner.figures.passes import Passes, on_stage
 from planner.figures.stepparts import Chunks, Slowest
 from planner.figures.work import element_bytes_of

@@ -2,7 +2,7 @@
 
 Works on one layout, with the pipeline's schedule played out, and on columns, as a bound that no layout goes below.
 Not here: the coefficients (calibration.py), FLOP and bytes of the work (work.py),
-bytes on the wire (comm.py) and seconds there (linktime.py), or memory (memory.py).
+bytes on the wire (comm.py) and seconds there (comm.py), or memory (memory.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from planner.basics.formula import formula
 from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.engines.common import implementation, updated
-from planner.figures.comm import Traffic, traffic
+from planner.figures.comm import Traffic, collective_seconds, traffic
 from planner.figures.host import offload_traffic, steps_on_host, transfer_seconds, update_seconds
-from planner.figures.linktime import collective_seconds
 from planner.figures.passes import (
     SPLITS,
     WITHIN,

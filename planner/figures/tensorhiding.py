@@ -1,7 +1,7 @@
 """Collectives of split linears that run beside those linears' own products: seconds of them that no pass waits for.
 
 Which do is the engine's (engines/base.py, `beside`). Works on one layout and on columns. Not here: seconds of
-the collectives (linktime.py) or of the products (passes.py).
+the collectives (comm.py) or of the products (passes.py).
 """
 
 from __future__ import annotations

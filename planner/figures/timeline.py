@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from planner.engines.common import parallel_calls
-from planner.figures.comm import traffic
+from planner.figures.comm import collective_seconds, traffic
 from planner.figures.hiding import OverlapWindow, Piece, pieces_of, place_hidden
 from planner.figures.host import steps_on_host, update_seconds
-from planner.figures.linktime import collective_seconds
 from planner.figures.passes import (
     WITHIN,
     DeviceSpeed,

@@ -8,8 +8,7 @@ import pytest
 from planner.ask.question import Question, case_of
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.figures.comm import comm_volume, leaving_bytes, traffic
-from planner.figures.linktime import tier_seconds
+from planner.figures.comm import comm_volume, leaving_bytes, tier_seconds, traffic
 from planner.figures.steptime import step_time
 from planner.parallelism.collectives import all_reduce_bytes, gloo_reduce_scatter_bytes
 from planner.spec import Cluster, Layout, Link, Lora, Tier, TrainingJob, presets

@@ -9,8 +9,7 @@ import pytest
 
 from planner.ask.question import Question, case_of
 from planner.engines.base import Call
-from planner.figures.comm import traffic
-from planner.figures.linktime import collective_seconds, tier_seconds
+from planner.figures.comm import collective_seconds, tier_seconds, traffic
 from planner.parallelism.case import Case
 from planner.spec import Cluster, Layout, TrainingJob, presets
 from planner.spec.calibration import LinkCurve, calibration

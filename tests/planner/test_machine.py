@@ -33,8 +33,7 @@ from planner.calibrate.probe import (
 from planner.cli import planner
 from planner.decide.planning import make_plan, plan_of
 from planner.decide.strategies import answer
-from planner.figures.comm import leaving_bytes
-from planner.figures.linktime import collective_seconds
+from planner.figures.comm import collective_seconds, leaving_bytes
 from planner.figures.passes import attention_seconds, matmul_seconds, memory_seconds
 from planner.figures.steptime import step_time
 from planner.parallelism.case import Case

@@ -7,8 +7,7 @@ import pytest
 
 from planner.ask.question import Question, case_of
 from planner.engines import engine_of
-from planner.figures.comm import traffic
-from planner.figures.linktime import collective_seconds
+from planner.figures.comm import collective_seconds, traffic
 from planner.figures.passes import coefficients
 from planner.figures.steptime import exposed_seconds, step_parts, step_time, throughput
 from planner.spec import Layout, TrainingJob, presets

@@ -12,8 +12,7 @@ import pytest
 from planner.basics.errors import PlannerError
 from planner.engines import engine_of
 from planner.engines.common import parallel_calls
-from planner.figures.comm import traffic
-from planner.figures.linktime import collective_seconds
+from planner.figures.comm import collective_seconds, traffic
 from planner.figures.passes import coefficients
 from planner.figures.work import routed_bytes
 from planner.parallelism.base import TokenRouting

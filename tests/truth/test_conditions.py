@@ -14,10 +14,9 @@ import pytest
 from planner.ask.question import Question
 from planner.ask.question import case_of as case_of_layout
 from planner.engines.base import Call
-from planner.figures.comm import traffic
+from planner.figures.comm import collective_seconds, traffic
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import Attention, kernels_seconds
-from planner.figures.linktime import collective_seconds
 from planner.figures.passes import coefficients, loads_of, waiting_of
 from planner.figures.passes import device_of as device_for
 from planner.figures.steptime import StepTime

@@ -8,8 +8,7 @@ import pytest
 from planner.ask.question import usual_runtime
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.figures.comm import traffic
-from planner.figures.linktime import collective_seconds
+from planner.figures.comm import collective_seconds, traffic
 from planner.parallelism.case import Case
 from planner.parallelism.groups import axis_groups
 from planner.parallelism.rules import broken

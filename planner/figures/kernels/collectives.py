@@ -1,7 +1,7 @@
 """Seconds of collectives by curve: inside a node or NVLink domain three protocols of which the fastest holds, across
 nodes rings and trees over the network cards that a node's ranks share.
 
-Not here: which collectives a layout has (comm.py), or the curves of links that calibrations know (linktime.py).
+Not here: which collectives a layout has (comm.py), or the curves of links that calibrations know (comm.py).
 """
 
 from __future__ import annotations

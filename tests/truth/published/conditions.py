@@ -16,10 +16,9 @@ from planner.basics.formula import formula
 from planner.calibrate.asked import RunConditions
 from planner.engines.base import Call
 from planner.figures import steptime
-from planner.figures.comm import Traffic
+from planner.figures.comm import Traffic, collective_seconds
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import KernelCall, kernels_seconds
-from planner.figures.linktime import collective_seconds
 from planner.figures.passes import (
     DeviceSpeed,
     LoadSeconds,
