@@ -20,9 +20,18 @@ from planner.figures.kernels.attention import attention_bytes, attention_kernel_
 from planner.figures.kernels.collectives import across_seconds, domain_seconds, log2_up, shared_cards_rate
 from planner.figures.kernels.device import Device, device_of, named
 from planner.figures.kernels.experts import expert_rows, experts_seconds, grouped_seconds, routed
-from planner.figures.kernels.products import Product, cast_seconds, kernel_seconds, product_seconds, products_seconds
+from planner.figures.kernels.products import (
+    Product,
+    bounded_seconds,
+    cast_seconds,
+    cold_bytes,
+    held_back_seconds,
+    kernel_seconds,
+    product_seconds,
+    products_seconds,
+    waves_of,
+)
 from planner.figures.kernels.step import formats_known
-from planner.figures.kernels.waves import bounded_seconds, cold_bytes, held_back_seconds, waves_of
 from planner.spec import presets
 from planner.spec.kernel_times import FOLDER, KernelTimes, ProductTimes, folders, kernel_times
 

@@ -14,13 +14,14 @@ import msgspec
 from planner.basics.arith import Number, minimum, where
 from planner.basics.formula import formula, unrecorded
 from planner.figures.kernels.device import Device
-from planner.figures.kernels.products import ELEMENT_BYTES, tile_share
-from planner.figures.kernels.waves import (
+from planner.figures.kernels.products import (
+    ELEMENT_BYTES,
     bounded_seconds,
     cold_bytes,
     fetching_seconds,
     held_back_seconds,
     tile_seconds,
+    tile_share,
     tiles_of,
     waves_of,
 )
