@@ -16,8 +16,8 @@ from planner.basics.arith import Number, is_column, maximum
 from planner.basics.formula import formula
 from planner.engines import engine_of
 from planner.figures.comm import Traffic, collective_seconds, traffic
-from planner.figures.kernels.device import Device
-from planner.figures.kernels.device import device_of as chip_of
+from planner.figures.kernels.products import Device
+from planner.figures.kernels.products import device_of as chip_of
 from planner.figures.kernels.step import (
     Attention,
     KernelCall,

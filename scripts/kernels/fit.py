@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from planner.basics.tomltext import pairs
-from planner.figures.kernels.device import named
+from planner.figures.kernels.products import named
 from planner.spec.kernel_times import GROUPS, AttentionTimes, FitEvidence, MemoryTimes, ProductTimes
 from scripts.kernels.measured import FITTED, PROJECT, TABLES, measured
 from tests.truth.kernel_fits.fit import backward_share, by_best, fit

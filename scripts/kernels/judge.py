@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.basics.tabletext import table
 from planner.calibrate.kernels.predict import Column, numbers, seconds_of
-from planner.figures.kernels.device import Device, named
+from planner.figures.kernels.products import Device, named
 from planner.spec.kernel_times import GROUPS, KernelTimes
 from scripts.kernels import gaussian_process
 from scripts.kernels.measured import FITTED, Measured, measured

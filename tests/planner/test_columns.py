@@ -19,8 +19,8 @@ from planner.basics.formula import known_formulas
 from planner.decide.blocks import Block, as_column, blocks_of
 from planner.decide.bounds import memory_bound
 from planner.figures.comm import Traffic, crosses, ranks_inside
-from planner.figures.kernels.device import named
 from planner.figures.kernels.experts import expert_rows, routed
+from planner.figures.kernels.products import named
 from planner.figures.memory import memory_lines, peak_at, peak_bytes
 from planner.figures.steptime import StepTime, step_time
 from planner.parallelism.groups import MESH_AXES, axis_groups, axis_stride, spans_nodes

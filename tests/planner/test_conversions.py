@@ -13,7 +13,7 @@ import pytest
 
 from planner.engines import engine_of
 from planner.engines.common import parallel_calls
-from planner.figures.kernels.device import named
+from planner.figures.kernels.products import named
 from planner.figures.kernels.step import Grouped, Product, kernels_seconds
 from planner.figures.unitkernels import conversions
 from planner.figures.work import unit_work

@@ -18,15 +18,17 @@ from planner.basics.errors import PlannerError
 from planner.basics.formula import trace
 from planner.figures.kernels.attention import attention_bytes, attention_kernel_seconds, causal_flops
 from planner.figures.kernels.collectives import across_seconds, domain_seconds, log2_up, shared_cards_rate
-from planner.figures.kernels.device import Device, device_of, named
 from planner.figures.kernels.experts import expert_rows, experts_seconds, grouped_seconds, routed
 from planner.figures.kernels.products import (
+    Device,
     Product,
     bounded_seconds,
     cast_seconds,
     cold_bytes,
+    device_of,
     held_back_seconds,
     kernel_seconds,
+    named,
     product_seconds,
     products_seconds,
     waves_of,

@@ -12,8 +12,7 @@ import pytest
 from planner.ask.question import Question, case_of
 from planner.basics.formula import trace
 from planner.figures.kernels.attention import attention_kernel_seconds
-from planner.figures.kernels.device import Device, named
-from planner.figures.kernels.products import product_seconds
+from planner.figures.kernels.products import Device, named, product_seconds
 from planner.figures.kernels.step import (
     Attention,
     Grouped,

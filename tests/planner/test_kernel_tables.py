@@ -19,7 +19,7 @@ from planner.calibrate.kernels.predict import RowPrediction, answers, grouped, s
 from planner.calibrate.kernels.score import summary
 from planner.calibrate.kernels.tables import KernelRow, read
 from planner.cli import planner
-from planner.figures.kernels.device import named
+from planner.figures.kernels.products import named
 from planner.spec.kernel_times import kernel_times
 from scripts.kernels import gaussian_process, judge
 from scripts.kernels.measured import Measured, measured

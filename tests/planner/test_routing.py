@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from planner.figures.kernels.device import named
-from planner.figures.kernels.products import cast_seconds
+from planner.figures.kernels.products import cast_seconds, named
 from planner.figures.kernels.step import Grouped, grouped_kernel_seconds, kernels_seconds
 from planner.figures.passes import coefficients, loads_of, memory_seconds
 from planner.figures.passes import device_of as device_for

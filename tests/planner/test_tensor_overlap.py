@@ -17,8 +17,7 @@ from planner.engines import engine_of
 from planner.engines.common import parallel_calls
 from planner.figures.accumulation import FUSED_BYTES, added_up_bytes
 from planner.figures.comm import collective_seconds, traffic
-from planner.figures.kernels.device import named
-from planner.figures.kernels.products import Product
+from planner.figures.kernels.products import Product, named
 from planner.figures.kernels.step import kernels_seconds
 from planner.figures.passes import coefficients, device_of, waited_of, waiting_of
 from planner.figures.steptime import step_time

@@ -15,7 +15,6 @@ from planner.basics.arith import Number
 from planner.calibrate.kernels.tables import KernelRow
 from planner.figures.kernels.attention import attention_kernel_seconds
 from planner.figures.kernels.collectives import domain_seconds
-from planner.figures.kernels.device import Device, device_of
 from planner.figures.kernels.experts import (
     GROUPED_TILES,
     Routed,
@@ -24,7 +23,7 @@ from planner.figures.kernels.experts import (
     grouped_seconds,
     routed,
 )
-from planner.figures.kernels.products import MEASURED_COPIES, product_seconds
+from planner.figures.kernels.products import MEASURED_COPIES, Device, device_of, product_seconds
 from planner.spec import presets
 from planner.spec.kernel_times import AttentionTimes, CollectiveTimes, ExpertTimes, ProductTimes
 

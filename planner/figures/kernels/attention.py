@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from planner.basics.arith import Number, maximum, minimum, where
 from planner.basics.formula import formula, unrecorded
-from planner.figures.kernels.device import Device
 from planner.figures.kernels.products import (
+    Device,
     cold_bytes,
     fetching_seconds,
     held_back_seconds,

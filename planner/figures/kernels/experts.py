@@ -13,9 +13,9 @@ import msgspec
 
 from planner.basics.arith import Number, minimum, where
 from planner.basics.formula import formula, unrecorded
-from planner.figures.kernels.device import Device
 from planner.figures.kernels.products import (
     ELEMENT_BYTES,
+    Device,
     bounded_seconds,
     cold_bytes,
     fetching_seconds,

@@ -17,8 +17,7 @@ from planner.basics.arith import Number, ceil_div, is_column, maximum
 from planner.basics.formula import formula, watched
 from planner.figures.kernels import experts
 from planner.figures.kernels.attention import BACKWARD_FLOPS, attention_kernel_seconds, causal_flops, head_share
-from planner.figures.kernels.device import Device
-from planner.figures.kernels.products import Product, cast_seconds, held_back_seconds, product_seconds
+from planner.figures.kernels.products import Device, Product, cast_seconds, held_back_seconds, product_seconds
 from planner.spec.kernel_times import AttentionTimes, ExpertTimes, ProductTimes
 
 WIDER = {"fp4": ("fp8", "bf16"), "fp8": ("bf16",)}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from planner.calibrate.kernels.predict import RowGroup, Times, seconds_of
-from planner.figures.kernels.device import Device, named
+from planner.figures.kernels.products import Device, named
 from planner.spec.kernel_times import AttentionTimes, CollectiveTimes, ExpertTimes, ProductTimes
 from tests.truth.kernel_fits.least_squares import Column, fitted, held
 
