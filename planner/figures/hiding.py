@@ -1,6 +1,6 @@
 """Where collectives and copies that compute hides stand beside it: sums of a step laid into its passes.
 
-The step time says how many seconds of each are hidden (stepparts.py), not when. Not here: any seconds of its own.
+The step time says how many seconds of each are hidden (pipelinetime.py), not when. Not here: any seconds of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planner.figures.stepparts import PHASES, PhaseWaits, Waits
+from planner.figures.pipelinetime import PHASES, PhaseWaits, Waits
 
 
 class Piece(msgspec.Struct, frozen=True):

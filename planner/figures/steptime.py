@@ -36,8 +36,16 @@ from planner.figures.passes import (
     starting_seconds,
     waited_of,
 )
-from planner.figures.pipelinetime import Played, pipeline_seconds
-from planner.figures.stepparts import PHASES, PhaseWaits, StepParts, TransferWait, Wait, Waits
+from planner.figures.pipelinetime import (
+    PHASES,
+    PhaseWaits,
+    Played,
+    StepParts,
+    TransferWait,
+    Wait,
+    Waits,
+    pipeline_seconds,
+)
 from planner.figures.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Work, unit_work
 from planner.inventory.optimizers import matrix_flops, moved_bytes
 from planner.parallelism.case import UNITS, Case

@@ -1,6 +1,6 @@
 """One step on an axis: what each pipeline stage is thought to do when, in streams whose spans never overlap.
 
-Every second is the step time's (steptime.py, stepparts.py) and from the passes of its schedule (makespan.py), so
+Every second is the step time's (steptime.py, pipelinetime.py) and from the passes of its schedule (makespan.py), so
 the first stage's last span ends when the step does. The step time knows sums: where in a pass a collective runs is not
 known, and its span says of how many calls it is the sum. Not here: any formula, or drawing (views/timeline).
 """
@@ -26,7 +26,7 @@ from planner.figures.passes import (
     passes_of,
     waiting_of,
 )
-from planner.figures.stepparts import StepParts, Waits
+from planner.figures.pipelinetime import StepParts, Waits
 from planner.figures.steptime import StepTime, optimizer_seconds, scalar, step_parts, step_traffic, waits_of
 from planner.figures.work import Load
 from planner.parallelism.case import Case, StageClass

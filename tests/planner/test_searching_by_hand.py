@@ -25,7 +25,7 @@ from planner.decide.bounds import memory_bound
 from planner.decide.candidates import Candidate, LayoutFigures
 from planner.decide.search import Ranking, together
 from planner.decide.walker import FRONT_SPAN, Smallest, Walker
-from planner.figures.stepparts import Slowest
+from planner.figures.pipelinetime import Slowest
 from planner.spec import Layout
 from planner.spec.options import OPTIONS
 from planner.studies import fit, objectives, sweep

@@ -34,8 +34,7 @@ from planner.figures.passes import (
     seconds_within,
     waited_of,
 )
-from planner.figures.pipelinetime import Played, chunk_seconds, pipeline_seconds, play, seconds_sent, sends
-from planner.figures.stepparts import StepParts
+from planner.figures.pipelinetime import Played, StepParts, chunk_seconds, pipeline_seconds, play, seconds_sent, sends
 from planner.figures.steptime import StepTime, step_traffic
 from planner.figures.work import Work, element_bytes_of, unit_work
 from planner.parallelism.case import LAYERS, Case
