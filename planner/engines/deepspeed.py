@@ -13,8 +13,15 @@ from planner.basics.units import BYTES
 from planner.engines import deepspeed_stage3, deepspeed_stage12
 from planner.engines.base import Blocks, Call, Engine, Held, Holder, HookOperations
 from planner.engines.common import implementation, parallel_compute, sent_elements
-from planner.engines.deepspeed_common import flushes, flushing_layers, left_to_adamw, states, with_terms
-from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS
+from planner.engines.deepspeed_common import (
+    BUCKETS,
+    NO_REPLICAS,
+    flushes,
+    flushing_layers,
+    left_to_adamw,
+    states,
+    with_terms,
+)
 from planner.inventory import Compute, Moment, optimizers
 from planner.inventory.packaged import is_part
 from planner.parallelism import zero

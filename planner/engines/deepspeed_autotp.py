@@ -11,7 +11,7 @@ from __future__ import annotations
 from planner.engines import deepspeed
 from planner.engines.base import Call, Held, HookOperations
 from planner.engines.common import base_weight_bytes, parallel_calls, parallel_ideal
-from planner.engines.deepspeed_rules import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS
+from planner.engines.deepspeed_common import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS
 from planner.inventory import parameters
 from planner.parallelism.case import Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only

@@ -21,8 +21,7 @@ from planner.engines import deepspeed, deepspeed_autotp, deepspeed_common
 from planner.engines.base import Blocks, Call, Held, Holder, HookOperations
 from planner.engines.common import implementation, parallel_calls, parallel_ideal
 from planner.engines.ddp import finished_elements
-from planner.engines.deepspeed_common import drawn_bytes
-from planner.engines.deepspeed_rules import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS
+from planner.engines.deepspeed_common import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS, drawn_bytes
 from planner.engines.deepspeed_stage12 import START_ALIGNMENT, largest_trained
 from planner.inventory import Compute, Moment, optimizers
 from planner.inventory.ends import residual

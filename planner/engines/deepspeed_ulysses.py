@@ -16,7 +16,7 @@ from planner.basics.arith import Number, is_column
 from planner.engines import deepspeed
 from planner.engines.base import Blocks, Call, Engine, Held, Holder, HookOperations
 from planner.engines.common import parallel_calls, parallel_ideal
-from planner.engines.deepspeed_rules import BUCKETS, NO_REPLICAS, SPLIT_MODELS
+from planner.engines.deepspeed_common import BUCKETS, NO_REPLICAS, SPLIT_MODELS
 from planner.engines.deepspeed_stage3 import CONTROL_BYTES
 from planner.inventory import Compute, Moment
 from planner.parallelism.case import LAYERS, Case
