@@ -18,6 +18,7 @@ from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.base import Call, ideal_call, merged
 from planner.parallelism.case import LAYERS, UNITS, Case, once_a_unit
 from planner.parallelism.recompute import regathers
+from planner.parallelism.rules import Rule
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes
 from planner.spec import Quantization, StepImplementation
 
@@ -394,3 +395,38 @@ def _layers(case: Case) -> Iterator[tuple[str, Number]]:
 def _calls(case: Case, unit: str, ideal: list[Call]) -> list[Call]:
     """A micro-batch's collectives as an optimizer step's."""
     return [one.repeated(unit, case.layout.grad_accum) for one in ideal]
+
+
+# -- Sharded tensors ---------------------------------------------------------------------------------------------------
+
+SHARDED_TENSORS: tuple[Rule, ...] = (
+    Rule(
+        name="optimizer cannot be sharded by FSDP2",
+        field="optimizer",
+        # bitsandbytes issue 1633: illegal memory access. transformers.Adafactor makes plain row and column states,
+        # and torch refuses to mix them with DTensor weights (tried on two ranks, torch 2.13, transformers 5.23).
+        holds=lambda case: case.job.optimizer.name not in ("adamw-8bit", "adafactor"),
+        # torchao's 8-bit AdamW works there: pytorch/torchtune issue 987.
+        sentence=lambda case: f"{case.job.optimizer.name} does not work on FSDP2's sharded tensors",
+        fix=lambda case: (
+            "Use zero_stage 1, 2 or 3 (engine deepspeed), engine ddp, or optimizer adamw"
+            + (" or adamw-8bit-torchao" if case.job.optimizer.name == "adamw-8bit" else "")
+        ),
+    ),
+    Rule(
+        name="FSDP2 cannot shard uint8 codes",
+        field="quant_storage",
+        # The Hugging Face guide to FSDP-QLoRA; Accelerate leaves uint8 weights whole on every rank.
+        holds=lambda case: case.job.base_quantization is None or case.job.base_quantization.storage == "bf16",
+        sentence=lambda case: "FSDP2 shards floating formats only, and uint8 4-bit weights would stay whole",
+        fix=lambda case: "Use quant_storage=bf16 (bnb_4bit_quant_storage, the compute format)",
+    ),
+    Rule(
+        name="no fused SGD of sharded tensors",
+        field="optimizer_implementation",
+        holds=lambda case: case.job.optimizer.name != "sgd" or case.job.optimizer.implementation != "fused",
+        sentence=lambda case: "torch has no fused SGD for sharded tensors (aten._fused_sgd_ has no sharding strategy)",
+        fix=lambda case: "Use optimizer_implementation foreach, or engine ddp",
+    ),
+)
+"""What cannot work on weights that are sharded tensors."""

@@ -16,6 +16,7 @@ from planner.basics.units import BYTES
 from planner.engines.base import Call, Engine, Held, Holder
 from planner.engines.common import (
     MIXED,
+    SHARDED_TENSORS,
     accelerate_compute,
     moments,
     optimizer_temporaries,
@@ -30,7 +31,6 @@ from planner.engines.common import (
     trained_states,
 )
 from planner.engines.ddp import late_elements, waiting_elements
-from planner.engines.sharded_tensors import SHARDED_TENSORS
 from planner.inventory import Compute, Moment, Weight
 from planner.inventory.forms import CODE_BYTES
 from planner.inventory.optimizers import NEWTON_SCHULZ_STEPS

@@ -23,6 +23,7 @@ from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (
     MIXED,
+    SHARDED_TENSORS,
     accelerate_compute,
     optimizer_temporaries,
     parallel_calls,
@@ -32,7 +33,6 @@ from planner.engines.common import (
 )
 from planner.engines.ddp import finished_elements, waiting_elements
 from planner.engines.fsdp2 import Communication, UnitSizes, resharded, table_in_root
-from planner.engines.sharded_tensors import SHARDED_TENSORS
 from planner.inventory import Compute, Moment
 from planner.parallelism.case import Case
 from planner.parallelism.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
