@@ -11,7 +11,7 @@ from typing import Any
 from executor.backends.common import TRAINER
 from executor.backends.jsonfile import JsonBackend
 from executor.backends.launched import launched_by
-from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
+from planner.engines.common import allgather_bucket_elements, reduce_bucket_elements
 from planner.engines.deepspeed_common import configured_elements
 from planner.parallelism.case import Case
 from planner.parallelism.rules import Rule, one_of

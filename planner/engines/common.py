@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from planner.basics.arith import Number, is_column, maximum, where
+from planner.basics.arith import Number, ceil_div, is_column, maximum, minimum, where
 from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.inventory import Compute, Weight, devices, losses, narrow, optimizers, unit_weights
@@ -20,7 +20,31 @@ from planner.parallelism.case import LAYERS, UNITS, Case, once_a_unit
 from planner.parallelism.recompute import regathers
 from planner.parallelism.rules import Rule
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes
-from planner.spec import Quantization, StepImplementation
+from planner.spec import Layout, Quantization, StepImplementation
+
+LARGEST_BUCKET_ELEMENTS = 50_000_000
+SMALLEST_BUCKET_ELEMENTS = 2**20
+BUCKETS_PER_MODEL = 16
+
+
+def reduce_bucket_elements(layout: Layout, parameters: Number) -> Number:
+    """Elements of a gradient bucket: the layout's, or one sized to `parameters` trainable elements."""
+    return layout.reduce_bucket_elements or _sized(parameters)
+
+
+def allgather_bucket_elements(layout: Layout, parameters: Number) -> Number:
+    """Elements gathered at once after a ZeRO-1 or ZeRO-2 step: the layout's, or sized to `parameters`."""
+    return layout.allgather_bucket_elements or _sized(parameters)
+
+
+def _sized(parameters: Number) -> Number:
+    # A sixteenth of the model leaves buckets to overlap with backward; 50 M elements (100 MB in bf16) is long past
+    # the size where a link reaches its full rate, and below a million the latency of each call shows (judgement).
+    share = maximum(SMALLEST_BUCKET_ELEMENTS, ceil_div(parameters, BUCKETS_PER_MODEL))
+    return maximum(1, minimum(minimum(parameters, share), LARGEST_BUCKET_ELEMENTS))
+
+
+# -- Buckets -----------------------------------------------------------------------------------------------------------
 
 MIXED = ("bf16", "fp16", "fp8")
 """Precisions that compute in a narrow format and update fp32 weights."""

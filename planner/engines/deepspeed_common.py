@@ -1,7 +1,7 @@
 """What DeepSpeed does alike at every ZeRO stage: number formats, the optimizer's bytes, buckets as they fill.
 
 Not here: what a stage shards and sends (deepspeed_stage12.py, deepspeed_stage3.py), or how large a bucket is made
-(buckets.py).
+(common.py).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import lru_cache
 from planner.basics.arith import Number, ceil_div, maximum
 from planner.basics.units import BYTES
 from planner.engines.base import Held
-from planner.engines.buckets import reduce_bucket_elements
 from planner.engines.common import (
     base_weight_bytes,
     packed,
     packed_weight_bytes,
+    reduce_bucket_elements,
     stored_weight_bytes,
     weights_are_columns,
     whole_weight_bytes,

@@ -15,8 +15,7 @@ from typing import Any
 
 from planner.basics.arith import Number, by_value, ceil_div, in_shape_of, is_column, maximum, where
 from planner.engines.base import Call, Held, Holder
-from planner.engines.buckets import allgather_bucket_elements
-from planner.engines.common import packed_weight_bytes
+from planner.engines.common import allgather_bucket_elements, packed_weight_bytes
 from planner.engines.ddp import finished_elements, waiting_elements
 from planner.engines.deepspeed_common import (
     bucket_count,

@@ -18,7 +18,7 @@ from executor.run.prepare import check_launchable
 from planner.ask.launchable import find_backend
 from planner.basics.errors import PlannerError
 from planner.decide.nearest import nearest_launchable
-from planner.engines.buckets import LARGEST_BUCKET_ELEMENTS, reduce_bucket_elements
+from planner.engines.common import LARGEST_BUCKET_ELEMENTS, reduce_bucket_elements
 from planner.engines.transformers_tp import NO_PLAN
 from planner.inventory import parameters
 from planner.parallelism.backend import Backend

@@ -28,7 +28,7 @@ from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.cli import planner
 from planner.decide import planning, strategies
-from planner.engines.buckets import allgather_bucket_elements, reduce_bucket_elements
+from planner.engines.common import allgather_bucket_elements, reduce_bucket_elements
 from planner.inventory import parameters
 from planner.spec import Layout
 from planner.spec.options import OPTIONS
