@@ -13,7 +13,7 @@ from planner.engines import deepspeed_common, deepspeed_stage3, deepspeed_stage1
 from planner.engines.base import Held
 from planner.engines.common import moments
 from planner.parallelism.case import Case
-from planner.parallelism.offload import Transfer
+from planner.parallelism.recompute import Transfer
 
 
 def host_states(case: Case) -> Held:
