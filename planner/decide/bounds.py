@@ -15,8 +15,8 @@ from planner.figures.allocator import filled_bytes
 from planner.figures.memory import BATCH_BYTES_PER_TOKEN, device_bytes
 from planner.inventory.walk import kept_by_layer, made_by_tail
 from planner.parallelism.case import LAYERS, Case, StageClass
-from planner.parallelism.schedules import filled_by_chunk
-from planner.parallelism.schedules import in_flight as in_flight_of
+from planner.parallelism.pipeline import filled_by_chunk
+from planner.parallelism.pipeline import in_flight as in_flight_of
 from planner.spec import Layout
 
 

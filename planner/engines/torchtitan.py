@@ -17,9 +17,8 @@ from planner.engines.common import parallel_calls, parallel_ideal
 from planner.engines.fsdp2 import Communication, UnitSizes
 from planner.inventory import Compute, Moment
 from planner.parallelism.case import Case
-from planner.parallelism.pipeline import micro_batches_match_torch
+from planner.parallelism.pipeline import SCHEDULES, micro_batches_match_torch
 from planner.parallelism.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
-from planner.parallelism.schedules import SCHEDULES
 from planner.parallelism.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
 
 

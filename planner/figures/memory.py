@@ -21,7 +21,7 @@ from planner.figures.allocator import reserved_bytes as reserved_bytes
 from planner.figures.host import host_fits, host_node_bytes, host_terms, on_device
 from planner.inventory import TERMS as WALK_TERMS
 from planner.inventory import Moment, Size, Walk, walk
-from planner.parallelism import schedules
+from planner.parallelism import pipeline
 from planner.parallelism.case import LAYERS, Case
 from planner.spec import Layout
 from planner.spec.plan import PhaseMemory, Plan
@@ -152,9 +152,9 @@ def in_flight(case: Case) -> float:
     chunks = case.chunks_of(int(case.here.place))
     if len(set(chunks)) > 1:
         shape = layout.pp_schedule, int(layout.pp), int(case.here.place), int(layout.grad_accum)
-        return schedules.most_layers_in_flight(*shape, chunks) / sum(chunks)
+        return pipeline.most_layers_in_flight(*shape, chunks) / sum(chunks)
     return float(
-        schedules.in_flight(layout.pp_schedule, layout.pp, case.here.place, layout.grad_accum, layout.virtual_stages)
+        pipeline.in_flight(layout.pp_schedule, layout.pp, case.here.place, layout.grad_accum, layout.virtual_stages)
     )
 
 

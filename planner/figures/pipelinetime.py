@@ -1,6 +1,6 @@
 """Seconds from a step's first forward to its last backward: a pipeline's schedule played out, or a bound for columns.
 
-Not here: the schedules (planner/parallelism/schedules.py, makespan.py), or what the step waits for beside passes
+Not here: the schedules (planner/parallelism/pipeline.py, makespan.py), or what the step waits for beside passes
 (steptime.py).
 """
 
@@ -18,9 +18,8 @@ from planner.figures.passes import Passes, on_stage
 from planner.figures.work import Work, element_bytes_of
 from planner.parallelism.case import Case
 from planner.parallelism.makespan import lower_bound_s, makespan_s
-from planner.parallelism.pipeline import boundary_bytes
+from planner.parallelism.pipeline import boundary_bytes, rank_of
 from planner.parallelism.recompute import Transfer
-from planner.parallelism.schedules import rank_of
 from planner.spec import Layout
 from planner.spec.calibration import Coefficients
 

@@ -31,7 +31,7 @@ from planner.figures.steptime import StepTime, optimizer_seconds, scalar, step_p
 from planner.figures.work import Load
 from planner.parallelism.case import Case, StageClass
 from planner.parallelism.makespan import Pass, played
-from planner.parallelism.schedules import rank_of
+from planner.parallelism.pipeline import rank_of
 from planner.spec.calibration import Calibration, Coefficients
 from planner.spec.spans import COLLECTIVES, COMPUTE, COPIES, HOST, INSIDE, SENDS, Span, ordered
 

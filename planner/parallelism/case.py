@@ -16,7 +16,7 @@ from planner.basics.arith import Number, floor_div, is_column, maximum, minimum,
 from planner.basics.formula import watched
 from planner.inventory import LAYERS, UNITS, Moment, Stage, Weight, local_part, unit_weights
 from planner.inventory.units import repeats
-from planner.parallelism.schedules import stage_of
+from planner.parallelism.pipeline import stage_of
 from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
 from planner.spec.plan import Plan
 

@@ -2,7 +2,7 @@
 
 Legend: p ranks, m micro-batches, v chunks a rank; stages are the p*v chunks in the model's order, f and b their
 forward and backward seconds. A send takes p2p_s and hides under other work of either rank; ranks do one thing at a
-time. Not here: the orders themselves (schedules.py), or what a stage costs (steptime.py).
+time. Not here: the orders themselves (pipeline.py), or what a stage costs (steptime.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from planner.basics.arith import Number, in_shape_of, is_column, maximum, minimum, where
-from planner.parallelism.schedules import ZERO_BUBBLE, actions, rank_of, stage_of
+from planner.parallelism.pipeline import ZERO_BUBBLE, actions, rank_of, stage_of
 
 KINDS = "FBIW"
 
@@ -21,7 +21,7 @@ KINDS = "FBIW"
 class Pass(NamedTuple):
     """One piece of work of a played schedule, with its seconds since the first forward began.
 
-    `kind` is an action's (schedules.py), `stage` the place of its chunk in the model, `needed_s` when what it takes
+    `kind` is an action's (pipeline.py), `stage` the place of its chunk in the model, `needed_s` when what it takes
     from another rank is there: 0 where it takes nothing.
     """
 

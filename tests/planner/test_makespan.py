@@ -15,18 +15,22 @@ from hypothesis import strategies as st
 from planner.basics.errors import PlannerError
 from planner.parallelism.makespan import lower_bound_s, makespan_s, played
 from planner.parallelism.pipeline import (
+    SCHEDULES,
+    ZERO_BUBBLE,
+    actions,
     backward_sends,
     boundary_bytes,
     forward_sends,
     layers_beside_ends,
     micro_batches_match_megatron,
     micro_batches_match_torch,
+    rank_of,
     stage_layers,
+    stage_of,
     stages_fit,
     virtual_stages_divide,
     virtual_stages_match,
 )
-from planner.parallelism.schedules import SCHEDULES, ZERO_BUBBLE, actions, rank_of, stage_of
 
 CHUNKS = {"interleaved": 2, "zb-v": 2}
 SECONDS = st.floats(0.01, 3.0) | st.just(1.0)

@@ -16,8 +16,17 @@ from msgspec.structs import replace
 
 from planner.figures.memory import memory_breakdown, memory_lines, peak_at
 from planner.parallelism.case import Case
-from planner.parallelism.pipeline import micro_batches_match_torch, virtual_stages_match
-from planner.parallelism.schedules import SCHEDULES, ZERO_BUBBLE, Action, actions, in_flight, rank_of, stage_of
+from planner.parallelism.pipeline import (
+    SCHEDULES,
+    ZERO_BUBBLE,
+    Action,
+    actions,
+    in_flight,
+    micro_batches_match_torch,
+    rank_of,
+    stage_of,
+    virtual_stages_match,
+)
 from planner.spec import Layout, TrainingJob, presets
 
 CHUNKS = {"interleaved": (2, 3, 4), "zb-h1": (1, 2, 3), "zb-v": (2,)}

@@ -15,7 +15,7 @@ from planner.decide.bounds import bound_lines
 from planner.figures.memory import in_flight, memory_breakdown, peak_bytes
 from planner.figures.steptime import step_time
 from planner.parallelism.case import Case
-from planner.parallelism.schedules import actions, filled_by_chunk, most_layers_in_flight
+from planner.parallelism.pipeline import actions, filled_by_chunk, most_layers_in_flight
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import calibration
 
