@@ -14,8 +14,8 @@ import msgspec
 from planner.basics.arith import Number
 from planner.engines.common import parallel_calls
 from planner.inventory import Compute, Moment
-from planner.parallelism.base import Call as Call  # re-exported for callers
 from planner.parallelism.case import Case
+from planner.parallelism.collectives import Call as Call  # re-exported for callers
 from planner.parallelism.rules import Rule
 from planner.parallelism.tensor import OverlappedCollective
 

@@ -15,8 +15,8 @@ from planner.inventory import Compute, Weight, devices, losses, narrow, optimize
 from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
 from planner.inventory.scores import has_scores
 from planner.parallelism import context, expert, pipeline, tensor
-from planner.parallelism.base import Call, ideal_call, merged
 from planner.parallelism.case import LAYERS, UNITS, Case, once_a_unit
+from planner.parallelism.collectives import Call, ideal_call, merged
 from planner.parallelism.recompute import regathers
 from planner.parallelism.rules import Rule
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes

@@ -35,8 +35,8 @@ from planner.inventory import Compute, Moment, Weight
 from planner.inventory.forms import CODE_BYTES
 from planner.inventory.optimizers import NEWTON_SCHULZ_STEPS
 from planner.parallelism import zero
-from planner.parallelism.base import ideal_call
 from planner.parallelism.case import LAYERS, UNITS, Case, once, once_a_unit
+from planner.parallelism.collectives import ideal_call
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 
 

@@ -18,8 +18,8 @@ from planner.engines.common import parallel_calls, parallel_compute
 from planner.inventory import Compute, Weight, narrow
 from planner.inventory.moe import is_router
 from planner.parallelism import zero
-from planner.parallelism.base import ideal_call, merged
 from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.collectives import ideal_call, merged
 from planner.parallelism.rules import Rule, accepts
 from planner.parallelism.zero import StateBytes, moment_bytes
 

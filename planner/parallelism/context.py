@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from planner.basics.arith import Number, ceil_div
 from planner.basics.formula import formula
-from planner.parallelism.base import Call, ideal_call, merged
+from planner.parallelism.collectives import Call, ideal_call, merged
 from planner.spec import ModelSpec
 
 RING = "Ring Attention, Liu et al. 2023: ranks - 1 blocks of keys and values pass each rank"

@@ -6,7 +6,7 @@ Shards no logical axis but batch. Not here: sharding the model's states (zero.py
 from __future__ import annotations
 
 from planner.basics.arith import Number
-from planner.parallelism.base import Call, ideal_call
+from planner.parallelism.collectives import Call, ideal_call
 
 
 def ideal_collectives(trained_elements: Number, grad_bytes: Number) -> list[Call]:

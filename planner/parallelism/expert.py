@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from planner.basics.arith import Number, maximum
 from planner.basics.formula import formula
-from planner.parallelism.base import Call, TokenRouting, ideal_call
+from planner.parallelism.collectives import Call, TokenRouting, ideal_call
 from planner.spec import Layout, Moe
 
 DISPATCH = "GShard, Lepikhin et al. 2020: every token is sent to top_k experts; balanced routing"

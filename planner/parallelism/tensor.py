@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from planner.basics.arith import Number, minimum
 from planner.basics.formula import formula
-from planner.parallelism.base import Call, ideal_call
+from planner.parallelism.collectives import Call, ideal_call
 
 KORTHIKANTI = "Korthikanti et al. 2022 (Reducing Activation Recomputation in Large Transformer Models), section 4.2"
 PAIRS = 2

@@ -15,7 +15,7 @@ from planner.basics.formula import formula, unrecorded
 from planner.basics.units import BYTES
 from planner.inventory import optimizers
 from planner.inventory.optimizers import TrainedTensor
-from planner.parallelism.base import Call, ideal_call
+from planner.parallelism.collectives import Call, ideal_call
 from planner.spec import Optimizer
 
 ZERO = "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, Rajbhandari et al. 2020, section 3 and 5"

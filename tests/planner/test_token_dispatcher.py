@@ -15,8 +15,8 @@ from planner.engines.common import parallel_calls
 from planner.figures.comm import collective_seconds, traffic
 from planner.figures.passes import coefficients
 from planner.figures.work import routed_bytes
-from planner.parallelism.base import TokenRouting
 from planner.parallelism.case import Case
+from planner.parallelism.collectives import TokenRouting
 from planner.parallelism.expert import parts_reached, sent_once
 from planner.parallelism.rules import check
 from planner.spec import Layout, TrainingJob, presets
