@@ -21,8 +21,7 @@ from executor.watch import stragglers
 from executor.watch.stragglers import Straggler
 from planner.basics.units import format_bytes
 from planner.figures.memory import memory_breakdown
-from planner.parallelism.case import Case
-from planner.parallelism.groups import coordinates
+from planner.parallelism.case import Case, coordinates
 from planner.spec.plan import Collective, PhaseMemory, Plan, StagePrediction
 from planner.spec.record import MEMORY_STEP, TRAFFIC_STEP, Attempt, BadStep, RankMeasurements, RunRecord
 

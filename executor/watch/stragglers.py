@@ -15,7 +15,7 @@ import msgspec
 
 from executor.folder import rundir
 from planner.basics.units import format_seconds
-from planner.parallelism.groups import coordinates
+from planner.parallelism.case import coordinates
 from planner.spec.plan import Plan
 from planner.spec.record import Attempt
 

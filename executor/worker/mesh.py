@@ -14,7 +14,7 @@ from executor.folder.rundir import MESH, write_of_rank
 from executor.worker.engines.base import LiveMesh
 from executor.worker.world import timeouts
 from planner.basics.errors import PlannerError
-from planner.parallelism.groups import EXPERT_AXES, MESH_AXES, axis_groups, mesh_of
+from planner.parallelism.case import EXPERT_AXES, MESH_AXES, axis_groups, mesh_of
 from planner.spec.plan import Plan
 
 

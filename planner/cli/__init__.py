@@ -248,7 +248,7 @@ def show_groups(plan_file: str, as_json: bool) -> int:
     """The rank map of PLAN: node, local rank, and which ranks form which group."""
     import msgspec
 
-    from planner.parallelism.groups import MESH_AXES, axis_groups, coordinates, node_of
+    from planner.parallelism.case import MESH_AXES, axis_groups, coordinates, node_of
     from planner.spec.plan import read_plan
     from planner.views import render
 

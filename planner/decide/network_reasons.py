@@ -14,7 +14,7 @@ from planner.decide.candidates import floor_bytes
 from planner.decide.whatif import Seen, WhatIf, batch_apart, fits, seconds, speed_ratio, what_if
 from planner.figures.memory import device_bytes
 from planner.figures.steptime import StepTime
-from planner.parallelism.groups import spans_nodes
+from planner.parallelism.case import spans_nodes
 from planner.spec import Cluster, Link
 
 SLOW_NETWORK = 0.1

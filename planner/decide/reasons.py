@@ -33,7 +33,7 @@ from planner.decide.whatif import (
     speed_ratio,
     what_if,
 )
-from planner.parallelism.groups import spans_nodes
+from planner.parallelism.case import spans_nodes
 from planner.parallelism.rules import divisors
 from planner.spec.layout import strategy_name
 

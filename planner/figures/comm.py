@@ -16,10 +16,9 @@ from planner.basics.arith import Number, ceil_div, in_shape_of, maximum, minimum
 from planner.basics.formula import formula
 from planner.engines import engine_of
 from planner.engines.base import Call
-from planner.parallelism.case import Case
+from planner.parallelism.case import Case, axis_size, axis_stride
 from planner.parallelism.collectives import CHAINED, NEIGHBOURLY, PAIRWISE, WIRE, transport_of
 from planner.parallelism.expert import sent_once
-from planner.parallelism.groups import axis_size, axis_stride
 from planner.spec import Cluster, Link, Tier
 from planner.spec.calibration import Coefficients, LinkCurve
 from planner.spec.plan import Collective

@@ -18,7 +18,7 @@ from planner.decide.recommendation import differences
 from planner.engines.common import step_name
 from planner.figures.steptime import scalar
 from planner.inventory import parameters
-from planner.parallelism.groups import MESH_AXES
+from planner.parallelism.case import MESH_AXES
 from planner.spec import Layout, ModelSpec, TrainingJob
 from planner.spec.plan import Plan
 from planner.views.phase import ON_CARD, beside_text

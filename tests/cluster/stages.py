@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from executor.measure.lines import FigureLine
 from executor.measure.report import MemoryReport, join_memory, join_traffic, prediction_of
-from planner.parallelism.groups import coordinates
+from planner.parallelism.case import coordinates
 from planner.spec.plan import PhaseMemory, Plan
 from planner.spec.record import RankMeasurements
 

@@ -19,8 +19,7 @@ from planner.engines import fsdp2
 from planner.figures.comm import ranks_inside
 from planner.inventory.tape import Storage, Tape
 from planner.inventory.tensors import Size
-from planner.parallelism.case import Case
-from planner.parallelism.groups import axis_groups, axis_stride
+from planner.parallelism.case import Case, axis_groups, axis_stride
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.huggingface import config_dict, read_config
 

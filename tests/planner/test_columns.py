@@ -23,7 +23,7 @@ from planner.figures.kernels.experts import expert_rows, routed
 from planner.figures.kernels.products import named
 from planner.figures.memory import memory_lines, peak_at, peak_bytes
 from planner.figures.steptime import StepTime, step_time
-from planner.parallelism.groups import MESH_AXES, axis_groups, axis_stride, spans_nodes
+from planner.parallelism.case import MESH_AXES, axis_groups, axis_stride, spans_nodes
 from planner.parallelism.zero import StateBytes
 from planner.spec import Layout, Link, Optimizer, Tier, TrainingJob, presets
 from planner.spec.calibration import LinkCurve, calibration

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.parallelism.groups import EXPERT_AXES, MESH_AXES, axis_groups, axis_size, coordinates, mesh_of
+from planner.parallelism.case import EXPERT_AXES, MESH_AXES, axis_groups, axis_size, coordinates, mesh_of
 from planner.spec import Layout
 
 AXES = list(dict.fromkeys((*MESH_AXES, *EXPERT_AXES, "dp_shard_cp")))

@@ -19,7 +19,7 @@ from planner.cli import planner
 from planner.decide.planning import plan_of
 from planner.decide.strategies import answer
 from planner.figures.comm import comm_volume
-from planner.parallelism.groups import axis_groups, coordinates
+from planner.parallelism.case import axis_groups, coordinates
 from planner.spec import Layout
 from planner.spec.plan import Collective, Plan, Prediction, encode_plan
 from planner.views.show.picture import cells_of, picture_of

@@ -9,8 +9,7 @@ from planner.ask.question import usual_runtime
 from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.figures.comm import collective_seconds, traffic
-from planner.parallelism.case import Case
-from planner.parallelism.groups import axis_groups
+from planner.parallelism.case import Case, axis_groups
 from planner.parallelism.rules import broken
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import calibration

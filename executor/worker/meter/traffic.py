@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from executor.backends.launched import launched
 from executor.worker.meter.kernels import KernelMode
 from executor.worker.meter.storages import LAYER
-from planner.parallelism.groups import MESH_AXES, axis_groups, axis_size
+from planner.parallelism.case import MESH_AXES, axis_groups, axis_size
 from planner.spec import Layout
 from planner.spec.plan import Collective
 

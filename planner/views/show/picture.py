@@ -19,10 +19,18 @@ from planner.engines.base import Call
 from planner.figures.comm import Traffic, traffic
 from planner.figures.memory import shown_by
 from planner.figures.saving import advice_text
-from planner.parallelism.case import Case
+from planner.parallelism.case import (
+    EXPERT_AXES,
+    MESH_AXES,
+    Case,
+    axis_groups,
+    axis_size,
+    coordinates,
+    mesh_sizes,
+    node_of,
+)
 from planner.parallelism.collectives import WIRE, transport_of
 from planner.parallelism.expert import tokens_once
-from planner.parallelism.groups import EXPERT_AXES, MESH_AXES, axis_groups, axis_size, coordinates, mesh_sizes, node_of
 from planner.spec import Cluster, Layout
 from planner.spec.plan import Plan
 from planner.views.render import size_text
