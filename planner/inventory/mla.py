@@ -5,7 +5,7 @@ Not here: ordinary attention (attention.py).
 
 from __future__ import annotations
 
-from planner.inventory import ops, rotary
+from planner.inventory import attention, ops
 from planner.inventory.compute import ModelPass
 from planner.inventory.tape import Storage, Tensor
 from planner.inventory.tensors import Size, Weight
@@ -110,6 +110,6 @@ def _latent_rotated(run: ModelPass, x: Tensor) -> Tensor:
     only the tables."""
     tape, model, _, table = run
     if model.family != "deepseek_v2":
-        return rotary.rotary_halves(tape, x, table[:2], sliced=True)
+        return attention.rotary_halves(tape, x, table[:2], sliced=True)
     wide = ops.copied(tape, x)
     return tape.replaced(wide, tape.derived(wide, saved=table[:1]))
