@@ -16,7 +16,7 @@ from planner.calibrate import fit, holdout, kept, report
 from planner.calibrate.allocator import LEAST
 from planner.calibrate.compute import ComputeFit, Speeds
 from planner.calibrate.kept import CLEARLY, LONGER_TAIL, OF_ONE_MODEL
-from planner.inventory.mla import mla_weights
+from planner.inventory.attention import mla_weights
 from planner.spec import presets
 
 
