@@ -1,6 +1,6 @@
 """Activation functions on a tape, as Transformers writes them, and the gated product.
 
-Not here: the matrix products around them (mlp.py, moe.py).
+Not here: the matrix products around them (moe.py, moe.py).
 """
 
 from __future__ import annotations
