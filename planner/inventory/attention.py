@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import partial
 
 from planner.inventory import attention, fused, ops
-from planner.inventory.activations import soft_cap
 from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.devices import is_math
+from planner.inventory.moe import soft_cap
 from planner.inventory.names import names_of
 from planner.inventory.ops import add, cast, cloned, copied, dropout, joined, product_of, scaled, slices, split
 from planner.inventory.packaged import projection_of

@@ -6,10 +6,10 @@ Not here: the layers between them (block.py).
 from __future__ import annotations
 
 from planner.inventory import losses, ops
-from planner.inventory.activations import soft_cap
 from planner.inventory.attention import is_written_out, mask_count
 from planner.inventory.block import norm_weights, walk_norm
 from planner.inventory.compute import Compute
+from planner.inventory.moe import soft_cap
 from planner.inventory.names import names_of
 from planner.inventory.tape import LOGITS, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
