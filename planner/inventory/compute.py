@@ -71,7 +71,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     true where micro-batches are a column, of which memory is a bound from below.
     `modules` are parts that run again by themselves (layout.RECOMPUTE_MODULES). `recipe` names how Transformer Engine's
     modules narrow their operands (narrow.RECIPES; "": not at all), on devices that multiply them in `either_order` or
-    in one. `sorts_received` is for experts that are reached by sending tokens as Transformers does (exchange.py),
+    in one. `sorts_received` is for experts that are reached by sending tokens as Transformers does (moe.py),
     `deals_heads` for attention between DeepSpeed's exchanges (ulysses.py). `loss_share` is the part of a micro-batch's
     tokens whose logits are there at once, where the loss is `linear-chunked`. `skips_second_products` is for selective
     recomputation that keeps only every other product's result (units.py, second_products).

@@ -5,12 +5,13 @@ Not here: the dense MLP, which the shared experts are too (moe.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from planner.inventory import fused, ops
 from planner.inventory.compute import Compute, ModelPass
-from planner.inventory.exchange import cleared, exchanged_experts, weighed_rows
 from planner.inventory.fused import recomputed
 from planner.inventory.names import names_of
-from planner.inventory.ops import mul, scaled, silu
+from planner.inventory.ops import cloned, copied, mul, scaled, silu
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight, matrix, with_bias
 from planner.spec import ModelSpec, Moe
@@ -382,3 +383,68 @@ def _grouped(tape: Tape, x: Tensor, weight: Weight, added: Tensor | None, comput
     tape.record(biased, (), bias_backward)
     tape.drop(output)
     return biased
+
+
+# -- Exchange between expert ranks -------------------------------------------------------------------------------------
+
+Mlp = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(rows, each row's expert, which rows are to be cleared) -> the experts' outputs."""
+
+
+def exchanged_experts(tape: Tape, x: Tensor, chosen: Tensor, top_k: int, element_bytes: float, experts: Mlp) -> Tensor:
+    """The weighted sum of what other ranks' experts made of this rank's tokens."""
+    index = Size(per_token=8.0 * top_k)
+    order, token = tape.new(index), tape.new(index)
+    sent = tape.replaced(token, tape.derived(x, x.size * top_k, saved=(token,)))
+    received = copied(tape, sent)
+    expert, unit = tape.new(index), tape.new(Size(per_token=element_bytes * top_k))
+    tape.drop(sent)
+    made = _received(tape, received, unit, index, experts)
+    returned = copied(tape, made)
+    placed = tape.derived(returned, saved=(order,))
+    tape.drop(returned, order)
+    weighed = weighed_rows(tape, placed, chosen)
+    total = tape.derived(weighed, x.size, passes_on=True)
+    tape.drop(placed, weighed, made, received, expert, unit)
+    return total
+
+
+def _received(tape: Tape, rows: Tensor, unit: Tensor, index: Size, experts: Mlp) -> Tensor:
+    """Sorted by expert, through the products, and back in the order of their arrival."""
+    expert, order, taken = tape.new(index), tape.new(index), tape.new(index)
+    own = tape.replaced(taken, tape.derived(rows, saved=(taken,)))
+    share, mask = tape.new(unit.size), tape.new(index * (1 / 8))
+    masked = tape.view(own)  # in place
+    tape.record(masked, (mask,), lambda grad: tape.grad_of(own))
+    out = experts(masked, expert, mask)
+    tape.drop(own, masked)
+    weighed = tape.derived(out, saved=(share,))
+    back = tape.new(index)
+    restored = tape.replaced(weighed, tape.derived(weighed, saved=(back,)))
+    total = cloned(tape, restored)
+    tape.drop(restored, back, out, share, mask, expert, order)
+    return total
+
+
+def weighed_rows(tape: Tape, rows: Tensor, share: Tensor, wide: float = 1.0) -> Tensor:
+    """Each row times its share: both are kept, and the share's gradient is summed of a product as large as the rows.
+    Of shares in a wider format the products are `wide` times as large, and the rows' gradient is cast back."""
+    output = tape.new(rows.size * wide, needs_grad=rows.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        if wide == 1:
+            tape.grad_of(rows)
+        first = [] if wide == 1 else [tape.allocate(output.size)]
+        inner = tape.allocate(output.size)
+        tape.grad_of(share)
+        tape.release(inner)
+        if wide != 1:
+            tape.grad_of(rows)
+        tape.release(*first)
+
+    return tape.record(output, (rows, share), backward)
+
+
+def cleared(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
+    """A copy with the masked rows zero; takes over the variable."""
+    return tape.replaced(x, tape.derived(x, saved=(mask,)))
