@@ -9,13 +9,12 @@ from functools import partial
 
 from planner.inventory import attention, fused, ops
 from planner.inventory.compute import Compute, ModelPass
-from planner.inventory.devices import is_math
 from planner.inventory.moe import soft_cap
 from planner.inventory.names import names_of
 from planner.inventory.ops import add, cast, cloned, copied, dropout, joined, product_of, scaled, slices, split
 from planner.inventory.packaged import projection_of
 from planner.inventory.tape import Storage, Tape, Tensor
-from planner.inventory.tensors import NOTHING, Size, Weight, matrix, with_bias
+from planner.inventory.tensors import NOTHING, Size, Weight, is_math, matrix, with_bias
 from planner.inventory.ulysses import dealt_attention
 from planner.spec import Kernels, Mla, ModelSpec
 
@@ -142,7 +141,7 @@ def math_attention(
     one_sequence: bool = False,
     on_cpu: bool = False,
 ) -> Tensor:
-    """PyTorch's `_scaled_dot_product_attention_math` (devices.py says where): fp32 copies of the scaled q and of k and
+    """PyTorch's `_scaled_dot_product_attention_math` (tensors.py says where): fp32 copies of the scaled q and of k and
     v for every head, and the fp32 softmax are kept; where probabilities are dropped, so are the noise and what it
     leaves. `mask` is one of booleans as numbers, `causal` the one it makes where it is given none. Of `one_sequence`
     heads are matrices as they lie, and the one head of k and of v serves every head as a view (at::matmul expands and
