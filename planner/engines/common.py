@@ -11,7 +11,7 @@ from typing import Any
 from planner.basics.arith import Number, ceil_div, is_column, maximum, minimum, where
 from planner.basics.units import BYTES
 from planner.engines import engine_of
-from planner.inventory import Compute, Weight, losses, narrow, optimizers, tensors, unit_weights
+from planner.inventory import Compute, Weight, ends, narrow, optimizers, tensors, unit_weights
 from planner.inventory.attention import has_scores
 from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
 from planner.parallelism import context, expert, pipeline, tensor
@@ -87,7 +87,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
         "masked": case.masks_documents,
         "layer_form": layer_form(case),
         "seq_len": case.job.seq_len if scores or parts.attention == "unfused" or parts.loss == "chunked-fp32" else 0,
-        "loss_share": losses.piece_share(parts, case.tokens, case.model.vocab),
+        "loss_share": ends.piece_share(parts, case.tokens, case.model.vocab),
         "one_sequence": scores and (is_column(micro) or micro == 1),
     }
 

@@ -25,7 +25,7 @@ from planner.figures.unitkernels import (
     products_started,
     unpacking,
 )
-from planner.inventory import Weight, losses, second_products
+from planner.inventory import Weight, ends, second_products
 from planner.inventory.names import names_of
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.expert import sent_once, tokens_once
@@ -37,7 +37,7 @@ NORM_BYTES = {"eager-fp32": (24, 4), "native": (8, 4), "fused": (4, 2)}
 """(fixed, times the element) bytes a norm moves for each element: eager code casts, squares and scales in fp32."""
 ROTARY_ACCESSES = {"eager": 10, "joined": 12, "fused": 4}
 GATE_ACCESSES = {"eager": 5, "fused": 3}
-IN_ONE_KERNEL = (*losses.IN_PIECES, "recomputed")
+IN_ONE_KERNEL = (*ends.IN_PIECES, "recomputed")
 LOSS_BYTES = {"eager-fp32": 28, "shifted-fp32": 44, "native": 16, "megatron": 16, **dict.fromkeys(IN_ONE_KERNEL, 4)}
 """Bytes beside two passes over the logits, for each token and vocabulary entry, forward and backward."""
 

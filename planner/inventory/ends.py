@@ -5,15 +5,239 @@ Not here: the layers between them (block.py).
 
 from __future__ import annotations
 
-from planner.inventory import losses, ops
+import math
+
+from planner.basics.arith import Number, is_column
+from planner.inventory import ends, ops
 from planner.inventory.attention import is_written_out, mask_count
 from planner.inventory.block import norm_weights, walk_norm
 from planner.inventory.compute import Compute
+from planner.inventory.forms import NF4
 from planner.inventory.moe import soft_cap
 from planner.inventory.names import names_of
+from planner.inventory.ops import cast, unpacked
 from planner.inventory.tape import LOGITS, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
-from planner.spec import ModelSpec
+from planner.spec import Kernels, ModelSpec
+
+
+def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
+    """log-softmax and negative log-likelihood in fp32: keeps the log-probabilities, makes two gradients as large."""
+    log_probabilities = tape.derived(logits, keeps_result=True)
+    loss = tape.new(Size(fixed=4.0), needs_grad=logits.needs_grad)
+    tape.record(loss, (log_probabilities,), lambda grad: tape.grad_of(log_probabilities))
+    return tape.replaced(log_probabilities, loss)
+
+
+def split_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
+    """`cross_entropy` on a rank's part of the vocabulary, operation by operation.
+
+    Forward makes shifted logits and their exponentials beside the log-probabilities; backward the targets' part, the
+    softmax, their sum and its product with the loss's gradient.
+    torch 2.13, distributed/tensor/parallel/loss.py: _log_softmax, _nll_loss_and_log_softmax_backward.
+    """
+    shifted = tape.allocate(logits.size, LOGITS)
+    tape.release(tape.allocate(logits.size, LOGITS))
+    log_probabilities = tape.new(logits.size, needs_grad=logits.needs_grad, term=LOGITS)
+    tape.release(shifted)
+    loss = tape.new(Size(fixed=4.0), needs_grad=logits.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        targets, softmax, both = (tape.allocate(logits.size, LOGITS) for _ in range(3))
+        tape.release(softmax)
+        tape.grad_of(logits)
+        tape.release(targets, both)
+
+    tape.record(loss, (log_probabilities,), backward)
+    tape.drop(log_probabilities)
+    return loss
+
+
+def vocab_parallel_cross_entropy(tape: Tape, logits: Tensor, element_bytes: float, *, cast_outside: bool) -> Tensor:
+    """Cross-entropy on this rank's part of the vocabulary: keeps the fp32 softmax, which becomes the gradient. Takes
+    over the variable.
+
+    Megatron-LM casts inside its function and works in place on that one copy. nanotron casts before it
+    (`cast_outside`), and its function subtracts the maximum into a second fp32 tensor
+    (parallel/tensor_parallel/functional.py, _ShardedCrossEntropy), so two are alive at once.
+    """
+    ratio = 4.0 / element_bytes
+    wide = tape.replaced(logits, cast(tape, logits, ratio)) if cast_outside else logits
+    softmax = tape.new(logits.size * ratio, needs_grad=logits.needs_grad, term=LOGITS)
+    loss = tape.new(Size(fixed=4.0), needs_grad=logits.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        in_place = wide.size == softmax.size
+        tape.grad_of(wide, alias=softmax.storage if in_place else None)
+
+    tape.record(loss, (softmax,), backward)
+    tape.drop(softmax, wide)
+    return loss
+
+
+def in_place_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
+    """Cross-entropy on this rank's part of the vocabulary whose forward writes the gradient over the 16-bit logits.
+    Takes over the variable.
+
+    TransformerEngine up to 2.17, pytorch/cross_entropy.py and triton/cross_entropy.py (X_ptr); from commit 01bbe3eea
+    (July 2026) on it writes an fp32 gradient beside them.
+    """
+    loss = tape.new(Size(fixed=4.0), needs_grad=logits.needs_grad)
+    tape.record(loss, (logits,), lambda grad: tape.grad_of(logits, alias=logits.storage))
+    tape.drop(logits)
+    return loss
+
+
+def recomputed_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
+    """Cross-entropy on fp32 logits as torch.compile makes it: their maximum and the sum of their exponentials stay, two
+    fp32 figures a token beside the 16-bit logits, of which backward makes the 16-bit gradient. Takes over the variable.
+
+    torch 2.13, the graphs that inductor makes of torchtitan's cross_entropy_loss (components/loss.py): the cast and
+    the softmax are made again.
+    """
+    loss = tape.new(Size(fixed=4.0), needs_grad=logits.needs_grad)
+    figures = tape.new(Size(per_token=8.0))
+    tape.record(loss, (logits, figures), lambda grad: tape.grad_of(logits))
+    tape.drop(logits, figures)
+    return loss
+
+
+def compiled_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
+    """Cross-entropy on this rank's part of the vocabulary as torch.compile makes it of Megatron-LM's in 16 bits: the
+    softmax is written over the logits, and backward makes two more, the softmax without the targets and its product
+    with the gradient. Takes over the variable.
+
+    Galvatron 3, core/runtime/transformer/fused_kernels.py, calculate_gradients. That there are two is read off its
+    published peaks, whose part after forward and part on top differ by two of them at 1, 2, 4 and 8 tensor ranks.
+    """
+    loss = tape.new(Size(fixed=4.0), needs_grad=logits.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        without_targets = tape.allocate(logits.size, LOGITS)
+        tape.grad_of(logits)
+        tape.release(without_targets)
+
+    tape.record(loss, (logits,), backward)
+    tape.drop(logits)
+    return loss
+
+
+def linear_cross_entropy(
+    tape: Tape, x: Tensor, weight: Weight, *, element_bytes: float, share: float | None = None
+) -> Tensor:
+    """Head and loss together, a piece of the tokens at a time (Liger's FusedLinearCrossEntropy).
+
+    Both gradients are made in forward and kept; of the logits only a piece is alive, with `share` of the tokens, or as
+    many times fewer than all as the vocabulary is wider than the hidden size.
+    """
+    out_features, in_features = weight.features
+    rows = x.size.per_token / (element_bytes * in_features)
+    piece_width = min(in_features, out_features) if share is None else out_features * share
+    piece = Size(per_token=rows * element_bytes * piece_width)
+    tape.weight = weight.elements
+    input_grad = tape.new(x.size)
+    weight_grad = tape.new(Size(fixed=weight.elements * element_bytes)) if weight.trainable else None
+    # the logits in their own format, the gradient written over them
+    tape.release(tape.allocate(piece, LOGITS))
+    loss = tape.new(Size(fixed=4.0), needs_grad=x.needs_grad or weight.trainable)
+
+    def backward(grad: Storage) -> None:
+        tape.grad_of(x, alias=input_grad.storage)
+        if weight_grad is not None:
+            tape.weight_grad(weight.elements)
+
+    kept = (input_grad,) if weight_grad is None else (input_grad, weight_grad)
+    tape.record(loss, kept, backward)
+    tape.weight = 0
+    tape.drop(*kept)
+    return loss
+
+
+IN_PIECES = ("fused-linear", "linear-chunked")
+"""Losses that make the head's product too, a piece of the tokens at a time."""
+TARGET_BYTES = 4 * 2**30
+"""Bytes of fp32 logits that a piece of Unsloth's loss may have, were they written out."""
+
+
+def piece_share(parts: Kernels, tokens: Number, vocab: int) -> float:
+    """The part of a micro-batch's tokens whose logits are there at once: of Unsloth's loss all where their fp32 logits
+    are within TARGET_BYTES, else a number of pieces that four divides. None of a column, as a bound.
+
+    unslothai/unsloth-zoo ce232d6, fused_losses/cross_entropy_loss.py, get_chunk_size; where less than twice as much is
+    free, pieces are smaller. torch.compile writes the gradient of a piece's 16-bit logits over them (torch 2.13).
+    """
+    if parts.loss != "linear-chunked":
+        return 1.0
+    if is_column(tokens):
+        return 0.0
+    exact = tokens * vocab * 4 / TARGET_BYTES
+    return 1.0 if exact <= 1 else 0.25 / math.ceil(exact / 4)
+
+
+CHUNK = 128
+"""Tokens of a sequence in a piece of LitGPT's head and loss (lm_head_chunk_size, chunked_cross_entropy)."""
+PIECES = 8
+"""Pieces of a sequence in torchtune's (CEWithChunkedOutputLoss, num_output_chunks)."""
+
+
+def chunked_cross_entropy(
+    tape: Tape,
+    x: Tensor,
+    weight: Weight,
+    *,
+    element_bytes: float,
+    share: float,
+    fp32_results: bool,
+    keeps_packed_input: bool = False,
+    scales_logits: bool = False,
+) -> Tensor:
+    """Head and loss on pieces of the sequence, of which all logits stay; a piece has `share` of the tokens.
+
+    torchtune's logits stay in the head's format, and fp32 copies and log-probabilities are a piece's
+    (modules/loss/ce_chunked_output_loss.py, compiled). LitGPT's become fp32 all together (`fp32_results`, Fabric's
+    convert_output): the training loop holds these, the graph their log-probabilities. Backward makes a piece's
+    gradients in fp32, then in the head's format; gradients of a trained head are added up piece by piece. A head whose
+    results are scaled by trained numbers (`scales_logits`) keeps them.
+    """
+    vocab, hidden = weight.features
+    rows = x.size.per_token / (element_bytes * hidden)
+    narrow, wide = (Size(per_token=rows * vocab * each) for each in (element_bytes, 4.0))
+    needs_grad = x.needs_grad or weight.trainable
+    tape.weight = weight.elements
+    plain = unpacked(tape, weight, element_bytes, twice=keeps_packed_input)
+    logits = tape.new(narrow, needs_grad=needs_grad, term=LOGITS)
+    tape.release(*plain)
+    kept = [logits]
+    if fp32_results:
+        kept = [tape.new(wide, term=LOGITS)]
+        if scales_logits:
+            kept.append(logits)
+        else:
+            tape.drop(logits)
+        kept.append(tape.new(wide, term=LOGITS))
+    else:
+        tape.release(tape.allocate(wide * share, LOGITS), tape.allocate(wide * share, LOGITS))
+    loss = tape.new(Size(fixed=4.0), needs_grad=needs_grad)
+
+    def backward(grad: Storage) -> None:
+        tape.release(tape.allocate(wide * share, LOGITS), tape.allocate(wide * share, LOGITS))
+        piece = tape.allocate(narrow * share, LOGITS)
+        again = unpacked(tape, weight, element_bytes, twice=keeps_packed_input)
+        if weight.trainable:
+            summed = tape.allocate(Size(fixed=weight.elements * element_bytes))
+            tape.weight_grad(weight.elements)
+            tape.release(summed)
+        tape.grad_of(x)
+        tape.release(piece, *again)
+
+    keeps_x = weight.trainable or (weight.form in NF4 and keeps_packed_input)
+    tape.record(loss, (*kept, x) if keeps_x else kept, backward)
+    tape.weight = 0
+    tape.drop(*kept)
+    return loss
+
+
+# -- Losses ------------------------------------------------------------------------------------------------------------
 
 
 def embedding_weight(model: ModelSpec) -> Weight:
@@ -130,9 +354,9 @@ def rotary_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tenso
 
 
 ON_NARROW_LOGITS = {
-    "compiled": losses.compiled_cross_entropy,
-    "recomputed": losses.recomputed_cross_entropy,
-    "in-place": losses.in_place_cross_entropy,
+    "compiled": ends.compiled_cross_entropy,
+    "recomputed": ends.recomputed_cross_entropy,
+    "in-place": ends.in_place_cross_entropy,
 }
 """Losses that read the logits as the head made them, whatever they compute in."""
 
@@ -146,23 +370,23 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
     normal = compute.gather(tape, normal)
     head = weights.get("lm_head", embedding_weight(model))
     loss_kernel = compute.kernels.loss
-    if loss_kernel in losses.IN_PIECES:
+    if loss_kernel in ends.IN_PIECES:
         tape.enter("loss")
         local = compute.local(compute.trained(head))
         share = compute.loss_share if loss_kernel == "linear-chunked" else None
-        loss = losses.linear_cross_entropy(tape, normal, local, element_bytes=compute.element_bytes, share=share)
+        loss = ends.linear_cross_entropy(tape, normal, local, element_bytes=compute.element_bytes, share=share)
         tape.drop(normal)
         return loss
     # LitGPT's pieces are those of fine-tuning with adapters alone.
     if loss_kernel == "chunked" or (loss_kernel == "chunked-fp32" and not compute.trained(head).trainable):
         tape.enter("loss")
         in_fp32 = loss_kernel == "chunked-fp32"
-        loss = losses.chunked_cross_entropy(
+        loss = ends.chunked_cross_entropy(
             tape,
             normal,
             compute.local(compute.trained(head)),
             element_bytes=compute.element_bytes,
-            share=losses.CHUNK / max(losses.CHUNK, compute.seq_len) if in_fp32 else 1 / losses.PIECES,
+            share=ends.CHUNK / max(ends.CHUNK, compute.seq_len) if in_fp32 else 1 / ends.PIECES,
             fp32_results=in_fp32,
             keeps_packed_input=compute.kernels.packed_input == "kept",
             scales_logits=compute.adapters is not None and compute.adapters.scales_logits,
@@ -179,7 +403,7 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
         tape.drop(normal)
         return loss
     if loss_kernel in ("megatron", "nanotron"):
-        loss = losses.vocab_parallel_cross_entropy(
+        loss = ends.vocab_parallel_cross_entropy(
             tape, logits, compute.element_bytes, cast_outside=loss_kernel == "nanotron"
         )
         tape.drop(normal)
@@ -190,10 +414,10 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
         # Transformers up to 4.44: what is upcast is the model's output, which the script holds until the step; all
         # tokens but the last are copied for the loss.
         shifted = ops.copied(tape, logits32)
-        loss = losses.cross_entropy(tape, shifted)
+        loss = ends.cross_entropy(tape, shifted)
         tape.drop(shifted, logits, normal)
         return loss
     split = compute.kernels.loss_parallel and compute.local(head).shape != head.shape
-    loss = (losses.split_cross_entropy if split else losses.cross_entropy)(tape, logits32)
+    loss = (ends.split_cross_entropy if split else ends.cross_entropy)(tape, logits32)
     tape.drop(logits32, logits, normal)
     return loss

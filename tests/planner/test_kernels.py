@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from planner.basics.errors import PlannerError
 from planner.inventory import TERMS, Compute, Size, Stage, walk
 from planner.inventory.compute import KERNELS, check_kernels
-from planner.inventory.losses import TARGET_BYTES, piece_share
+from planner.inventory.ends import TARGET_BYTES, piece_share
 from planner.spec import Kernels, Lora, ModelSpec, presets
 
 SEQ = 2048

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from executor.worker.meter.memory import LiveTensors
-from planner.inventory import losses, ops
+from planner.inventory import ends, ops
 from planner.inventory.tape import LOGITS, Tape
 from planner.inventory.tensors import Size
 
@@ -52,7 +52,7 @@ def of_tape() -> dict[str, float]:
     tape = Tape()
     logits = tape.new(Size(per_token=2.0), needs_grad=True, term=LOGITS)
     wide = ops.cast(tape, logits, 2.0)
-    loss = losses.split_cross_entropy(tape, wide)
+    loss = ends.split_cross_entropy(tape, wide)
     tape.drop(wide, logits)
     tape.backward(loss)
     fullest = {}
