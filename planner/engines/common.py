@@ -13,7 +13,7 @@ from planner.basics.units import BYTES
 from planner.engines import engine_of
 from planner.inventory import Compute, Weight, ends, narrow, optimizers, tensors, unit_weights
 from planner.inventory.attention import has_scores
-from planner.inventory.forms import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
+from planner.inventory.narrow import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
 from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.case import LAYERS, UNITS, Case, once_a_unit
 from planner.parallelism.collectives import Call, ideal_call, merged

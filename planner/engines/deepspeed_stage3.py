@@ -27,7 +27,7 @@ from planner.engines.deepspeed_common import (
 from planner.engines.zero3_fetch import Codes, Fetches, Gather, Limits, fetches
 from planner.inventory import Moment
 from planner.inventory.ends import first_weights
-from planner.inventory.forms import CODE_BYTES, nf4_state_bytes, storage_bytes
+from planner.inventory.narrow import CODE_BYTES, nf4_state_bytes, storage_bytes
 from planner.inventory.units import COPY
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, Case

@@ -23,7 +23,7 @@ from planner.engines.common import MIXED, optimizer_temporaries, packed, padded,
 from planner.engines.common import stored_weight_bytes as stored_bytes
 from planner.engines.fsdp2 import UnitSizes
 from planner.inventory import Moment, Weight
-from planner.inventory.forms import nf4_state_bytes
+from planner.inventory.narrow import nf4_state_bytes
 from planner.parallelism.case import LAYERS, UNITS, Case
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 from planner.parallelism.zero import sharded_bytes

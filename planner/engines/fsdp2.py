@@ -32,7 +32,7 @@ from planner.engines.common import (
 )
 from planner.engines.ddp import late_elements, waiting_elements
 from planner.inventory import Compute, Moment, Weight
-from planner.inventory.forms import CODE_BYTES
+from planner.inventory.narrow import CODE_BYTES
 from planner.inventory.optimizers import NEWTON_SCHULZ_STEPS
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, UNITS, Case, once, once_a_unit

@@ -17,7 +17,7 @@ from planner.inventory import LAYERS, Compute, Moment, Weight, unit_weights
 from planner.inventory.block import execution_order
 from planner.inventory.compute import HF
 from planner.inventory.ends import first_weights
-from planner.inventory.forms import NF4
+from planner.inventory.narrow import NF4
 from planner.inventory.ops import fetched_elements
 from planner.inventory.units import COPY, repeats
 from planner.spec import Kernels, Lora, ModelSpec

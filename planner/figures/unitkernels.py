@@ -15,7 +15,7 @@ from planner.engines.common import packed
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import Attention, Grouped, KernelCall
 from planner.inventory import Weight
-from planner.inventory.forms import gptq_element_bytes, nf4_element_bytes
+from planner.inventory.narrow import gptq_element_bytes, nf4_element_bytes
 from planner.inventory.packaged import is_part
 from planner.parallelism import context
 from planner.parallelism.case import Case

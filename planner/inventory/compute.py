@@ -12,9 +12,8 @@ import msgspec
 from planner.basics.arith import Number
 from planner.basics.errors import PlannerError
 from planner.inventory import fused, ops
-from planner.inventory.forms import NF4, is_layer_linear
 from planner.inventory.lora import added_in_place, with_adapter
-from planner.inventory.narrow import RECIPES, Narrow, copies, input_bytes
+from planner.inventory.narrow import NF4, RECIPES, Narrow, copies, input_bytes, is_layer_linear
 from planner.inventory.packaged import PROJECTIONS, Adapters, adapters_of
 from planner.inventory.tape import LOGITS, TEMPORARIES, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight, mask_bytes
@@ -63,7 +62,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     those that receive inputs and gradients into one buffer, copy an input from it twice, and hold their output until
     its backward is over (DeepSpeed). `seq_len` is told to kernels that keep something quadratic in it, else 0.
     `masked` is whether packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are
-    held or multiplied (forms.py). `on_cpu`: PyTorch's kernels keep other things there (tensors.py), and peft asks
+    held or multiplied (narrow.py). `on_cpu`: PyTorch's kernels keep other things there (tensors.py), and peft asks
     whether CUDA's autocast is on, which a CPU's is not. `fuses_conversion`: products' results are in a format that a
     softmax in fp32 reads without a copy (devices.fuses_conversion).
     `one_sequence` is told to attention that copies nothing where a micro-batch is one sequence: false of a larger one,

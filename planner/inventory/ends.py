@@ -12,9 +12,9 @@ from planner.inventory import ends, ops
 from planner.inventory.attention import is_written_out, mask_count
 from planner.inventory.block import norm_weights, walk_norm
 from planner.inventory.compute import Compute
-from planner.inventory.forms import NF4
 from planner.inventory.moe import soft_cap
 from planner.inventory.names import names_of
+from planner.inventory.narrow import NF4
 from planner.inventory.ops import cast, unpacked
 from planner.inventory.tape import LOGITS, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight

@@ -5,7 +5,7 @@ Source of the method: Hu et al. 2021. Not here: which modules a model has (atten
 
 from __future__ import annotations
 
-from planner.inventory.forms import NF4
+from planner.inventory.narrow import NF4
 from planner.inventory.ops import add, cast, cloned, dropout, linear, scaled
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight, mask_bytes

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.inventory.forms import CODE_BYTES, GPTQ_UNPACKING_BYTES, NF4, unpacked_scale_bytes
-from planner.inventory.narrow import Narrow
+from planner.inventory.narrow import CODE_BYTES, GPTQ_UNPACKING_BYTES, NF4, Narrow, unpacked_scale_bytes
 from planner.inventory.tape import GATHERED, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 

@@ -83,7 +83,7 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     every rank holds it whole), in `pieces` that cannot be divided further (heads; None: its rows). The first dimension
     of an `expert` weight counts experts. `transposed` marks a matrix held as (in, out). `replaced` marks a weight of
     which forward uses a trained copy. `form` is how a linear function
-    finds it: "plain", or "nf4", "nf4-double", "gptq" and "fp8" (forms.py).
+    finds it: "plain", or "nf4", "nf4-double", "gptq" and "fp8" (narrow.py).
     """
 
     name: str

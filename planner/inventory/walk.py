@@ -16,8 +16,8 @@ from planner.inventory.attention import has_scores, mask_count, masks_of
 from planner.inventory.block import layer_parts, walk_layer
 from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk_loss
-from planner.inventory.forms import NF4
 from planner.inventory.lora import adapter_weights
+from planner.inventory.narrow import NF4
 from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, GraphNode, Moment, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.inventory.units import LAYERS, second_products, unit_weights

@@ -18,7 +18,7 @@ from planner.figures.passes import matmul_rate, peak_flops
 from planner.figures.steptime import step_time, throughput
 from planner.figures.work import unit_work
 from planner.inventory import TERMS, Compute, Moment, walk
-from planner.inventory.forms import nf4_scale_bytes
+from planner.inventory.narrow import nf4_scale_bytes
 from planner.parallelism.case import Case
 from planner.parallelism.rules import check
 from planner.spec import Layout, Lora, Quantization, TrainingJob, presets

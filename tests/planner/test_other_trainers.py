@@ -15,7 +15,7 @@ from planner.engines.common import stored_weight_bytes
 from planner.engines.deepspeed_stage12 import allocated_bucket_elements
 from planner.figures.memory import memory_breakdown
 from planner.inventory import Compute, Moment, Stage, optimizers, parameters, unit_weights, walk
-from planner.inventory.forms import gptq_element_bytes
+from planner.inventory.narrow import gptq_element_bytes
 from planner.inventory.tape import TERMS
 from planner.parallelism.case import Case
 from planner.parallelism.rules import broken

@@ -16,7 +16,7 @@ from packed import pack
 from executor.worker.meter.memory import LiveTensors
 from executor.worker.model.model import transformers_config
 from planner.inventory import default_lora, lora_targets, parameters, unit_weights
-from planner.inventory.forms import is_layer_linear
+from planner.inventory.narrow import is_layer_linear
 from planner.spec import ModelSpec, Quantization, presets
 
 MODELS = presets.names("models")

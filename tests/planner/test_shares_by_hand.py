@@ -25,7 +25,7 @@ from planner.calibrate.holdout import Residual, by_model, left_out, residuals
 from planner.calibrate.statistics import errors_of, factors_of, percentile, spearman
 from planner.engines import common
 from planner.inventory import optimizers
-from planner.inventory.forms import is_layer_linear
+from planner.inventory.narrow import is_layer_linear
 from planner.parallelism import expert
 from planner.parallelism.case import Case
 from planner.spec import Layout, Lora, Optimizer, Quantization, Recipe, TrainingJob, presets

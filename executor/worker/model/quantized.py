@@ -1,6 +1,6 @@
 """QLoRA's base: the layers' linear modules as bitsandbytes' 4-bit ones, and their weights whole again.
 
-Not here: adapters (adapters.py), or which bytes the planner counts for them (planner/inventory/forms.py).
+Not here: adapters (adapters.py), or which bytes the planner counts for them (planner/inventory/narrow.py).
 """
 
 from __future__ import annotations
