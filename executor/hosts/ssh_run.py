@@ -38,7 +38,7 @@ from executor.watch.rollcall import RollCall, listed
 from executor.watch.supervise import CHECKPOINT_S, GENTLE, POLL_S, Echo, received_signals
 from executor.watch.verdict import LAUNCH_FAILED, NODE_LOST, UNKNOWN, Ending, Evidence, RunVerdict, judge, may_pass
 from planner.basics.quoting import for_shell
-from planner.decide.smaller import plan_on_fewer
+from planner.decide.advice import plan_on_fewer
 from planner.parallelism.backend import LaunchSpec, NodeCommand
 from planner.spec import inputs
 from planner.spec.plan import Plan

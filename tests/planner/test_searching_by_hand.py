@@ -19,7 +19,7 @@ from planner.ask.question import case_of
 from planner.basics.errors import PlannerError
 from planner.calibrate import collective
 from planner.calibrate.asked import CannotPredict
-from planner.decide import blocks, levers, network_reasons, smaller, walker
+from planner.decide import advice, blocks, levers, network_reasons, walker
 from planner.decide.blocks import as_column
 from planner.decide.bounds import memory_bound
 from planner.decide.candidates import Candidate, LayoutFigures
@@ -342,7 +342,7 @@ def test_a_plan_on_fewer_nodes_takes_the_most_and_its_own_engine_first(monkeypat
     for nodes, counts in ((2, [2, 1]), (5, [3, 2, 1]), (1, [1])):
         tried.clear()
         with pytest.raises(PlannerError, match=rf"on {nodes} node{'s' if nodes > 1 else ''} or fewer") as refused:
-            smaller.plan_on_fewer(plan, nodes, known)
+            advice.plan_on_fewer(plan, nodes, known)
         assert refused.value.exit_code == 3
         assert tried == [(count, own, 48) for own in (True, False) for count in counts]
 

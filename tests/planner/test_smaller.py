@@ -9,9 +9,9 @@ from planner.ask.launchable import launches
 from planner.ask.options import question
 from planner.ask.question import case_of, limit_bytes
 from planner.basics.errors import PlannerError
+from planner.decide.advice import plan_on_fewer
 from planner.decide.planning import make_plan
 from planner.decide.search import rank
-from planner.decide.smaller import plan_on_fewer
 from planner.spec.calibration import calibration
 from planner.spec.plan import Plan
 
