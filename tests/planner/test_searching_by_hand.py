@@ -19,7 +19,7 @@ from planner.ask.question import case_of
 from planner.basics.errors import PlannerError
 from planner.calibrate import collective
 from planner.calibrate.asked import CannotPredict
-from planner.decide import advice, blocks, levers, network_reasons, walker
+from planner.decide import advice, blocks, levers, reasons, walker
 from planner.decide.blocks import as_column
 from planner.decide.bounds import memory_bound
 from planner.decide.candidates import Candidate, LayoutFigures
@@ -449,18 +449,18 @@ def test_one_node_has_so_many_times_fewer_copies_and_then_shards(
     fitting = [6]
     monkeypatch.setattr(reasons, "fits", lambda seen, other: other.memory.micro <= fitting[0])
     times = several if batch else 1
-    found = network_reasons._on_one_node(seen, several)
+    found = reasons._on_one_node(seen, several)
     if sizes is None:
         assert found is None and not asked
         return
     assert found is not None and asked == [(6, 2 * times, *sizes)]
     fitting[0] = 3
-    assert network_reasons._on_one_node(seen, several) is not None
+    assert reasons._on_one_node(seen, several) is not None
     assert [each[:2] for each in asked[1:]] == [(6, 2 * times), (3, 4 * times)]
     fitting[0] = 1  # 3 is odd
-    assert network_reasons._on_one_node(seen, several) is None
+    assert reasons._on_one_node(seen, several) is None
     hosts[0] = False
     asked.clear()
-    assert network_reasons._on_one_node(seen, several) is None and len(asked) == 1
+    assert reasons._on_one_node(seen, several) is None and len(asked) == 1
     seen.usable_bytes = 9.0
-    assert network_reasons._on_one_node(seen, several) is None and len(asked) == 1
+    assert reasons._on_one_node(seen, several) is None and len(asked) == 1
