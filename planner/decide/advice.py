@@ -17,10 +17,9 @@ from planner.ask.offloading import ways_out
 from planner.ask.question import Pins, Question, case_of, limit_bytes
 from planner.basics.errors import PlannerError
 from planner.decide.answers import Answer
-from planner.decide.levers import PEAK, Lever, levers
+from planner.decide.levers import PEAK, Lever, levers, predicted, speed_ratio
 from planner.decide.planning import make_plan
 from planner.decide.search import rank
-from planner.decide.whatif import predicted, speed_ratio
 from planner.engines import engine_of
 from planner.figures.memory import device_bytes, peak_bytes
 from planner.parallelism.case import Case

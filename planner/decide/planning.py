@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from planner.decide.answers import Estimate
-from planner.decide.whatif import WhatIf, predicted
+from planner.decide.levers import WhatIf, predicted
 from planner.figures import saving
 from planner.figures.comm import comm_volume
 from planner.figures.memory import stage_phases

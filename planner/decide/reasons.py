@@ -1,7 +1,7 @@
 """Why this layout, in the field's plain words: small rules from the figures of an answer to a sentence that names them.
 
 A rule is a function of `Seen` that returns its sentence, or None where its figures do not call for it; RULES lists them
-in the order they are printed. Many ask `what_if`: the same prediction for a layout one step away (whatif.py). Not here:
+in the order they are printed. Many ask `what_if`: the same prediction for a layout one step away (levers.py). Not here:
 why a layout does not fit or launch (estimation.py), or any figure's formula.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 from planner.basics.units import BYTES, format_bytes, format_volume
 from planner.decide.answers import Answer, Estimate
 from planner.decide.candidates import floor_bytes
-from planner.decide.whatif import (
+from planner.decide.levers import (
     Seen,
     WhatIf,
     batch_apart,

@@ -15,7 +15,7 @@ from planner.basics.display import Element, Table, as_text, elements_of
 from planner.basics.units import GIB, MIB, format_bytes, format_volume
 from planner.decide.answers import Estimate
 from planner.decide.estimate_json import BUFFERS, breakdown
-from planner.decide.whatif import of_memory
+from planner.decide.levers import of_memory
 from planner.spec.plan import PhaseMemory
 from planner.views.render import (
     band_text,

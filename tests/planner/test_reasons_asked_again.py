@@ -121,7 +121,7 @@ def test_a_wrong_figure_and_an_unread_sentence_are_found(monkeypatch: pytest.Mon
     found = answer(question(given))
     assert misread(given, found)[0] == []
 
-    monkeypatch.setattr("planner.decide.whatif.format_seconds", lambda value: "1.00 s")
+    monkeypatch.setattr("planner.decide.levers.format_seconds", lambda value: "1.00 s")
     assert "step is " in misread(given, found)[0][0]
     monkeypatch.setattr(readings, "READINGS", ())
     assert all("no reading" in one for one in misread(given, found)[0])
