@@ -25,7 +25,7 @@ from planner.ask.launchable import OWN, find_backend
 from planner.ask.question import usual_runtime
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.names import check_path
-from planner.decide.nearest import changes_text, nearest_launchable
+from planner.decide.estimation import changes_text, nearest_launchable
 from planner.engines import engine_of
 from planner.inventory import parameters
 from planner.parallelism.backend import Backend

@@ -17,7 +17,7 @@ from executor.backends.transformers import FAMILIES, TransformersBackend
 from executor.run.prepare import check_launchable
 from planner.ask.launchable import find_backend
 from planner.basics.errors import PlannerError
-from planner.decide.nearest import nearest_launchable
+from planner.decide.estimation import nearest_launchable
 from planner.engines.common import LARGEST_BUCKET_ELEMENTS, reduce_bucket_elements
 from planner.engines.transformers_tp import NO_PLAN
 from planner.inventory import parameters

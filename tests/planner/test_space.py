@@ -14,7 +14,7 @@ from spaces import layouts_of
 from planner.ask.launchable import launches
 from planner.ask.question import MICRO_BATCHES, Pins, Question, checked_runtime, usual_runtime
 from planner.decide.blocks import blocks_of
-from planner.decide.nearest import nearest_launchable
+from planner.decide.estimation import nearest_launchable
 from planner.decide.space import ACCUMULATIONS
 from planner.parallelism.case import Case
 from planner.spec import Cluster, Layout, ModelSpec, TrainingJob, presets
