@@ -1,12 +1,14 @@
 """How sure it is that a device holds a number of bytes: a word, a probability, and the bytes that a layout may need.
 
-Not here: what a layout needs (figures/memory.py), or what a figure leaves out (bounds.py).
+Not here: what a layout needs (figures/memory.py), or what a figure leaves out (fits.py).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, TypeVar
+
+import msgspec
 
 from planner.spec.calibration import Bands
 
@@ -73,3 +75,55 @@ def fit_probability(predicted_bytes: float, bands: Bands, capacity: float | None
 
 def _middle(bands: Bands) -> float:
     return min(max(bands.memory_middle, bands.memory_low), bands.memory_high)
+
+
+# -- Answers with a bound ----------------------------------------------------------------------------------------------
+
+Bound = Literal["at least", "at most", "unsure"]
+
+Word = TypeVar("Word", bound=str)
+
+KEPT = {"at least": ("no",), "at most": ("yes", "likely"), "unsure": ()}
+"""Words that stay true whatever was left out: what does not fit without it does not fit with more."""
+
+SAID: dict[str | None, str] = {
+    "at least": "may not fit, since something that adds memory is not counted",
+    "at most": "may fit, since something that takes memory away is not counted",
+    "unsure": "may fit or not, since something that adds memory and something that takes it away are not counted",
+}
+"""A verdict of each bound in a sentence."""
+
+
+class Uncounted(msgspec.Struct, frozen=True):
+    """What was asked for and no figure counts, by name: what adds memory (or may), and what takes memory away."""
+
+    more: tuple[str, ...] = ()
+    less: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> Bound | None:
+        """What that makes of a figure; None: it counts all."""
+        if self.more and self.less:
+            return "unsure"
+        return "at least" if self.more else "at most" if self.less else None
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether a layout whose figure is beyond the device may fit all the same."""
+        return bool(self.less)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """For a reader of the figures."""
+        if self.bound is None:
+            return ()
+        shown = "more or less than" if self.bound == "unsure" else f"{self.bound} what is"
+        told = {"adds memory": self.more, "takes memory away": self.less}
+        causes = [f"{', '.join(keys)} {does}, and is not counted" for does, keys in told.items() if keys]
+        return (f"memory is {shown} shown: {'; '.join(causes)}",)
+
+
+def qualified(word: Word | None, uncounted: Uncounted) -> Word | Bound | None:
+    """A verdict under what was left out; None stays unknown."""
+    bound = uncounted.bound
+    return word if bound is None or word is None or word in KEPT[bound] else bound

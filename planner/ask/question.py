@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from planner.ask.bounds import Uncounted
-from planner.ask.fits import kept_free, usable_bytes
+from planner.ask.fits import Uncounted, kept_free, usable_bytes
 from planner.basics.errors import PlannerError
 from planner.inventory import default_lora, unit_weights
 from planner.inventory.compute import check_kernels

@@ -9,8 +9,7 @@ import math
 
 import msgspec
 
-from planner.ask.bounds import Bound
-from planner.ask.fits import Verdict
+from planner.ask.fits import Bound, Verdict
 from planner.ask.question import Question
 from planner.basics.display import Displayed
 from planner.decide.candidates import Candidate, without_overlap

@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from planner.ask.bounds import Bound, qualified
-from planner.ask.fits import FITS_FROM, Verdict, fit_probability, verdict
+from planner.ask.fits import FITS_FROM, Bound, Verdict, fit_probability, qualified, verdict
 from planner.ask.launchable import launch_refusal, launches
 from planner.ask.question import GROUP_AXES, Question, case_of, limit_bytes, usual_runtime
 from planner.basics.errors import PlannerError

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from planner.ask.bounds import SAID as BOUND_SAID
+from planner.ask.fits import SAID as BOUND_SAID
 from planner.ask.question import Question
 from planner.basics.display import Element, Table, as_text, elements_of
 from planner.basics.units import GIB, MIB, format_bytes, format_volume

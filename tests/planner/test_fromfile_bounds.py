@@ -16,7 +16,7 @@ import pytest
 from test_fromfile import run
 
 from planner.ask import options
-from planner.ask.bounds import KEPT, Uncounted, qualified
+from planner.ask.fits import KEPT, Uncounted, qualified
 from planner.decide import estimate_json, strategies
 from planner.decide.answers import Answer
 from planner.views.answer import answer_text

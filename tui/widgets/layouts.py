@@ -13,7 +13,7 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from planner.ask.bounds import KEPT
+from planner.ask.fits import KEPT
 from tui import bars
 from tui.messages import Entered, Picked
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from planner.ask.bounds import Uncounted
+from planner.ask.fits import Uncounted
 from planner.ask.fromfile import hub
 from planner.ask.fromfile.deepspeed import OfHidden
 from planner.ask.fromfile.sheet import HARMLESS, Ignored, OptionLine, Understood
