@@ -1,14 +1,14 @@
 """Omissions of a plan that may be mistakes, checked before a launch or export: weights, a tokenizer, data.
 
 Not here: whether what it names is there and suits it (datacheck.py, checkpoint.py), or what the planner asks
-(planner/ask/meant.py).
+(planner/ask/question.py).
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from planner.ask.meant import FIX
+from planner.ask.question import FIX
 from planner.basics.errors import PlannerError
 from planner.spec.plan import Plan
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from planner.parallelism.case import Case
 from planner.parallelism.rules import ON_HOST, divisors, nearest
 from planner.spec import Cluster, Layout, ModelSpec, Quantization, Runtime, TrainingJob, presets
 from planner.spec.calibration import Calibration, Coefficients
+from planner.spec.datafile import form_of, holds_chats
 from planner.spec.engines import ENGINES, is_engine, unknown_engine
 from planner.spec.job import Method
 from planner.spec.layout import STRATEGIES, Strategy
@@ -334,3 +336,20 @@ def check_batch(question: Question, data_parallel: int) -> None:
         below = batch // step * step
         best = step if both else nearest(batch, [number for number in (below, below + step) if number])
         raise PlannerError("global_batch_size", batch, rule, f"Try {best}")
+
+
+# -- What was meant ----------------------------------------------------------------------------------------------------
+
+FIX = "Give --checkpoint DIR, or --random-weights where that is meant"
+
+
+def check_meant(job: TrainingJob) -> None:
+    """Refuse adapters, and chats, on random weights, unless that was said to be meant (PlannerError)."""
+    recipe = job.recipe
+    if recipe.data is None or recipe.checkpoint is not None or recipe.random_weights:
+        return
+    path = Path(recipe.data)
+    chats = path.exists() and holds_chats(path, form_of(path, "recipe.data"))
+    if job.method != "full" or chats:
+        what = f"{path.name} are chats" if job.method == "full" else f"{job.method} trains adapters"
+        raise PlannerError("checkpoint", None, f"is missing: {what}, and there is no model to fine-tune", FIX)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from planner.ask import options
-from planner.ask.meant import check_meant
-from planner.ask.question import Question
+from planner.ask.question import Question, check_meant
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.output import may_write, write_whole
 from planner.basics.quantities import duration_s, gpu_counts, large_count, length, real, share, whole

@@ -16,8 +16,8 @@ from forms import FORMS, written
 
 from executor.cli import executor
 from executor.preflight.meant import meant
-from planner.ask.meant import check_meant
 from planner.ask.options import question
+from planner.ask.question import check_meant
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.decide.planning import plan_of
