@@ -6,9 +6,12 @@ backend (executor/backends/), or the nearest case that runs (nearest.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib import import_module
 from typing import cast
+
+import msgspec
 
 from planner.ask.question import Question
 from planner.basics.errors import PlannerError, did_you_mean
@@ -17,7 +20,7 @@ from planner.parallelism.backend import Backend
 from planner.parallelism.case import Case
 from planner.parallelism.rules import Rule, broken, check, one_of
 from planner.spec import Runtime
-from planner.spec.engines import ENGINES
+from planner.spec.engines import ENGINES, OFFLOADS, offloading
 
 ENTRY_POINTS = "meshwright.backends"
 OWN = {
@@ -92,3 +95,26 @@ def launchable_engines(question: Question, backend: str | None = None) -> tuple[
         if name is not None and backend in (None, name) and find_backend(name) is not None:
             found.append(engine)
     return tuple(found)
+
+
+# -- Ways out of memory ------------------------------------------------------------------------------------------------
+
+WAYS = (
+    {"offload_optimizer": True},
+    {"offload_optimizer": True, "offload_params": True},
+)
+"""What waits in host memory: DeepSpeed moves the optimizer alone or with the weights, FSDP2 both together."""
+
+OFFLOADING = tuple(dict.fromkeys(engine for name in WAYS[-1] for engine in offloading(name)))
+"""Those that have it."""
+
+
+def ways_out(question: Question) -> Iterator[Question]:
+    """The question with each way of offload; none where the person chose one or none, where another runtime was asked
+    for, and on CPU processes, whose memory the hosts' is."""
+    pins = question.pins
+    chosen = any(pins.given(name) is not None for name in OFFLOADS)
+    if chosen or question.cluster.gpu.kind == "cpu" or (pins.runtime and pins.runtime.engine not in OFFLOADING):
+        return
+    for way in WAYS:
+        yield msgspec.structs.replace(question, pins=pins.fixing(**way))

@@ -12,8 +12,7 @@ from itertools import product
 import msgspec
 from msgspec.structs import replace
 
-from planner.ask.launchable import launch_rules, launchable_engines, launches
-from planner.ask.offloading import ways_out
+from planner.ask.launchable import launch_rules, launchable_engines, launches, ways_out
 from planner.ask.question import Pins, Question, case_of, limit_bytes
 from planner.basics.errors import PlannerError
 from planner.decide.answers import Answer

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from planner.ask.launchable import launch_refusal, launch_rules, launchable_engines
-from planner.ask.offloading import OFFLOADING, ways_out
+from planner.ask.launchable import OFFLOADING, launch_refusal, launch_rules, launchable_engines, ways_out
 from planner.ask.question import Question, case_of, check_switches, exact_layout, with_adapters
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.ask.launchable import launch_rules, launchable_engines
-from planner.ask.offloading import ways_out
+from planner.ask.launchable import launch_rules, launchable_engines, ways_out
 from planner.ask.question import Question, case_of, check_batch, check_switches, exact_layout, single_device
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled

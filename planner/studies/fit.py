@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from planner.ask.offloading import ways_out
+from planner.ask.launchable import ways_out
 from planner.ask.question import Question, headroom_of, warnings
 from planner.basics.display import Displayed
 from planner.basics.edge import boundary

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from spaces import layouts_of
 
-from planner.ask.launchable import launches
-from planner.ask.offloading import ways_out
+from planner.ask.launchable import launches, ways_out
 from planner.ask.options import question
 from planner.ask.question import case_of, limit_bytes
 from planner.basics import command
