@@ -15,7 +15,7 @@ from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.names import check_name
 from planner.basics.quoting import for_shell, identifier
 from planner.spec.plan import Plan
-from planner.spec.preset_files import packaged
+from planner.spec.presets import packaged
 
 CODE, RUN = "~/meshwright-code", "~/meshwright-run"
 

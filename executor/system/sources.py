@@ -15,7 +15,7 @@ from pathlib import Path
 
 import executor
 import planner
-from planner.spec.preset_files import packaged
+from planner.spec.presets import packaged
 
 LEFT_OUT = ("__pycache__", ".pyc")
 

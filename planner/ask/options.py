@@ -25,7 +25,7 @@ from planner.spec.calibration import calibration
 from planner.spec.lengths import by_data
 from planner.spec.model_rules import check_model
 from planner.spec.options import ALL_LINEAR, OPTIONS, of_part
-from planner.spec.preset_files import Folders
+from planner.spec.presets import Folders
 from planner.spec.tuning import tuned
 
 DEFAULT_SEQ_LEN = int(OPTIONS["seq_len"].default)

@@ -28,7 +28,7 @@ from planner.spec.engines import ENGINES, is_engine, unknown_engine
 from planner.spec.job import Method
 from planner.spec.layout import STRATEGIES, Strategy
 from planner.spec.options import ENGINE_SWITCHES, OF_AXIS, TABLE, reads
-from planner.spec.preset_files import Folders
+from planner.spec.presets import Folders
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Tried when no global batch size asks for others."""

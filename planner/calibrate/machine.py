@@ -21,7 +21,7 @@ from planner.parallelism.collectives import NEIGHBOURLY, WIRE
 from planner.spec import presets
 from planner.spec.calibration import PROBE, Calibration, ComputeEntry, LinkEntry, OverlapEntry, as_toml
 from planner.spec.devices import gpu_preset
-from planner.spec.preset_files import Folders
+from planner.spec.presets import Folders
 
 Tables = dict[str, dict[str, float]]
 INSIDE, BETWEEN = "inside", "between"

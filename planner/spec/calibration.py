@@ -16,7 +16,7 @@ import msgspec
 from planner.basics.bounded import NotNegative, Positive
 from planner.basics.errors import PlannerError
 from planner.spec import Allocator, presets
-from planner.spec.preset_files import Folders
+from planner.spec.presets import Folders
 
 UNCALIBRATED = "uncalibrated"
 """The guesses that everything falls back on."""

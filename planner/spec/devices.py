@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from planner.spec import presets
-from planner.spec.preset_files import Folders
+from planner.spec.presets import Folders
 
 MEMORY_ALLOWANCE = 0.08
 """How far a card's memory may be from its preset's: drivers, ECC and PyTorch count it differently by 3 GB of 80."""

@@ -16,7 +16,7 @@ import msgspec
 
 from planner.basics.bounded import NotNegative, Positive
 from planner.basics.errors import PlannerError, did_you_mean
-from planner.spec.preset_files import checked, read_toml, search_path
+from planner.spec.presets import checked, read_toml, search_path
 
 FOLDER = "kernel_times"
 GROUPS = ("products", "experts", "attention", "memory", "collectives")

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.basics.errors import LONGEST_LINE, shortened
 from planner.spec import presets
-from planner.spec.preset_files import Folders
+from planner.spec.presets import Folders
 
 SCHEMA = "presets/1"
 COLUMNS = 110

@@ -29,7 +29,7 @@ from planner.spec import presets
 from planner.spec.huggingface import config_dict
 from planner.spec.plan import PATHS as PLAN_PATHS
 from planner.spec.plan import Input, decode_plan, encode_plan, hash_of
-from planner.spec.preset_files import FOR_READERS, packaged
+from planner.spec.presets import FOR_READERS, packaged
 from tests.nasty import TEXTS
 
 GOOD = [

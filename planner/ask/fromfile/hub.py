@@ -11,7 +11,7 @@ from pathlib import Path
 
 from planner.basics.errors import PlannerError
 from planner.spec import presets
-from planner.spec.preset_files import Folders
+from planner.spec.presets import Folders
 
 HUB = re.compile(r"huggingface\.co/([\w.-]+/[\w.-]+)")
 SUFFIX = re.compile(
