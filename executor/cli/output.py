@@ -25,7 +25,7 @@ from planner.basics.quoting import for_shell
 from planner.basics.saying import say
 from planner.basics.units import format_bytes, format_seconds
 from planner.figures.memory import shown_by
-from planner.spec.course import told
+from planner.spec.lengths import told
 from planner.spec.record import RunRecord
 
 if TYPE_CHECKING:

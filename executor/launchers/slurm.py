@@ -23,7 +23,7 @@ from executor.folder import rundir
 from executor.launchers.local import FIRST_PORT, PORTS
 from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_comment, for_shell, identifier
-from planner.spec.course import course
+from planner.spec.lengths import course
 from planner.spec.plan import Plan
 
 FIELD, OPTION = "--slurm", "--sbatch"

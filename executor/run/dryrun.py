@@ -29,7 +29,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_comment, for_shell
 from planner.parallelism.backend import Backend, LaunchSpec, NodeCommand
 from planner.spec import inputs
-from planner.spec.course import course
+from planner.spec.lengths import course
 from planner.spec.plan import Plan
 
 SCHEMA = "dry-run/1"

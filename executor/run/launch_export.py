@@ -26,7 +26,7 @@ from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_comment, for_shell, for_yaml
 from planner.spec import inputs
-from planner.spec.course import course
+from planner.spec.lengths import course
 from planner.spec.plan import Plan
 
 Target = Literal["slurm", "kubernetes", "skypilot"]

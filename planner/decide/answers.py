@@ -18,7 +18,7 @@ from planner.figures.comm import CommVolume
 from planner.figures.memory import MemoryBreakdown
 from planner.figures.steptime import StepTime, Throughput
 from planner.parallelism.case import Case
-from planner.spec.course import told
+from planner.spec.lengths import told
 
 
 class Estimate(Displayed, msgspec.Struct, frozen=True):

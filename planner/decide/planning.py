@@ -15,7 +15,7 @@ from planner.figures.memory import stage_phases
 from planner.figures.steptime import scalar
 from planner.parallelism.case import Case
 from planner.spec.calibration import Calibration
-from planner.spec.course import in_steps
+from planner.spec.lengths import in_steps
 from planner.spec.plan import Plan, Prediction, StagePrediction
 
 

@@ -8,6 +8,7 @@ imports no framework; where that is not installed the answer says so. Not here: 
 
 from __future__ import annotations
 
+import math
 import os
 from functools import lru_cache
 from importlib import import_module
@@ -18,7 +19,7 @@ import msgspec
 
 from planner.basics.errors import PlannerError
 from planner.spec.datafile import STREAMS, Form, check_name, form_of
-from planner.spec.job import TrainingJob
+from planner.spec.job import Recipe, TrainingJob
 
 READER = "executor.preflight.lengths"
 WIDTH_MULTIPLE = 64
@@ -140,3 +141,46 @@ def _age(path: Path) -> int:
     """Changes when the file does, or a file of the folder."""
     files = sorted(os.scandir(path), key=lambda entry: entry.name) if path.is_dir() else []
     return hash((path.stat().st_mtime_ns if path.exists() else 0, *(entry.stat().st_mtime_ns for entry in files)))
+
+
+# -- The length of a run -----------------------------------------------------------------------------------------------
+
+
+def in_steps(recipe: Recipe, global_batch_size: int) -> Recipe:
+    """The recipe with its epochs as steps of that batch: the fewest that show every row so often."""
+    if recipe.epochs is None or recipe.rows is None:
+        return recipe
+    steps = max(1, math.ceil(recipe.epochs * recipe.rows / global_batch_size - 1e-9))
+    return msgspec.structs.replace(recipe, steps=steps, warmup_steps=min(recipe.warmup_steps, steps))
+
+
+def course(recipe: Recipe, global_batch_size: int) -> str:
+    """ "20 steps = 3.2 epochs of 400 examples", as far as it is known."""
+    steps = f"{recipe.steps:,} step{'s' * (recipe.steps > 1)}"
+    if recipe.data is None:
+        return f"{steps} of the demo's text, for trying: --data FILE trains on yours"
+    if not recipe.rows:
+        return steps
+    epochs = f"{steps} = {recipe.steps * global_batch_size / recipe.rows:,.3g} epochs of"
+    if recipe.examples is None:
+        return f"{epochs} {recipe.rows:,} sequences"
+    packed = f" in {recipe.rows:,} sequences" if recipe.rows != recipe.examples else ""
+    return f"{epochs} {recipe.examples:,} examples{packed}"
+
+
+def stepping(job: TrainingJob) -> str:
+    """The optimizer's numbers, those that were not typed included."""
+    one = job.optimizer
+    betas = f", betas {one.beta1:g} and {one.beta2:g}" if one.name in ("adamw", "adamw-8bit", "lion") else ""
+    return f"learning rate {one.lr:g}{betas}, weight decay {one.weight_decay:g}"
+
+
+def told(job: TrainingJob, global_batch_size: int) -> str:
+    """Both, and whose tokenizer makes tokens of the text."""
+    recipe = in_steps(job.recipe, global_batch_size)
+    parts = [course(recipe, global_batch_size), stepping(job)]
+    if recipe.checkpoint is not None:
+        own = recipe.own_tokenizer
+        named = "the checkpoint's" if own == recipe.checkpoint else "another folder's" if own else "bytes"
+        parts.append(f"tokenizer: {named}")
+    return "; ".join(parts)

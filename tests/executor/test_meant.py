@@ -22,8 +22,8 @@ from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.decide.planning import plan_of
 from planner.decide.strategies import answer
-from planner.spec.course import course, in_steps
 from planner.spec.inputs import named, resolved
+from planner.spec.lengths import course, in_steps
 from planner.spec.plan import Plan, decode_plan, encode_plan, hash_of
 
 PAIRS = [(f"p{number}", f"a{number}") for number in range(7)]
