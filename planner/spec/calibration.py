@@ -6,7 +6,9 @@ and in the end of uncalibrated.toml, whose entries are guesses and say so. Not h
 formulas that the numbers go into (steptime.py, memory.py, linktime.py).
 """
 
-from collections.abc import Iterable, Sequence
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +18,30 @@ import msgspec
 from planner.basics.bounded import NotNegative, Positive
 from planner.basics.errors import PlannerError
 from planner.spec import Allocator, presets
+from planner.spec.job import TrainingJob
 from planner.spec.presets import Folders
+
+TUNED = {
+    "full": {"lr": 2e-5, "beta2": 0.999, "weight_decay": 0.0},
+    "lora": {"lr": 2e-4, "beta2": 0.999, "weight_decay": 0.0},
+    "qlora": {"lr": 2e-4, "beta2": 0.999, "weight_decay": 0.0},
+}
+"""Of a full fine-tune Stanford Alpaca's (tatsu-lab/stanford_alpaca, README: 2e-5, no decay, Transformers' betas); of
+adapters QLoRA's for models of 7 and 13 billion parameters (Dettmers et al. 2023, table 9: 2e-4, beta2 0.999). From
+scratch it is the optimizer's own, 3e-4, 0.95 and 0.1, as Llama 2 was trained (Touvron et al. 2023, section 2.2)."""
+ADAMS = ("adamw", "adamw-8bit")
+"""Optimizers of which these numbers are known to be good."""
+
+
+def tuned(job: TrainingJob, given: Container[str]) -> TrainingJob:
+    """The job with the numbers of its method and checkpoint, but for those that were given."""
+    if job.optimizer.name not in ADAMS or (job.method == "full" and job.recipe.checkpoint is None):
+        return job
+    numbers = {name: number for name, number in TUNED[job.method].items() if name not in given}
+    return msgspec.structs.replace(job, optimizer=msgspec.structs.replace(job.optimizer, **numbers))
+
+
+# -- Tuning ------------------------------------------------------------------------------------------------------------
 
 UNCALIBRATED = "uncalibrated"
 """The guesses that everything falls back on."""
@@ -171,14 +196,14 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     overlap: tuple[OverlapEntry, ...] = ()
     links: tuple[LinkEntry, ...] = ()
     bands: tuple[BandEntry, ...] = ()
-    base: "Calibration | None" = None
+    base: Calibration | None = None
 
     @property
-    def chain(self) -> tuple["Calibration", ...]:
+    def chain(self) -> tuple[Calibration, ...]:
         """This one and those it is based on, one after the other."""
         return (self, *(self.base.chain if self.base else ()))
 
-    def of(self, runtime: str, gpu: str, kind: str) -> "Coefficients":
+    def of(self, runtime: str, gpu: str, kind: str) -> Coefficients:
         """What is known about a runtime (preset's name) on a device (GPU preset's name, and its kind).
 
         For each number the first calibration in the chain that has it decides; inside one, the entry that names most:
