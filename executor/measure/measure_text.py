@@ -15,7 +15,7 @@ from executor.measure.lines import FigureLine
 from executor.measure.machine import Machine
 from executor.measure.matrix import MatrixCell
 from executor.measure.measure import Result
-from planner.basics.tabletext import table
+from planner.basics.display import table
 from planner.basics.units import GIB, format_bytes, format_seconds
 
 SCHEMA = "measure/1"

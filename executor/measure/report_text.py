@@ -15,7 +15,7 @@ from executor.folder.rundir import Checkpointed
 from executor.measure.lines import FigureLine
 from executor.measure.report import SMALL_SHARE, MemoryReport, Report, TrafficReport
 from executor.watch import stragglers
-from planner.basics.tabletext import table
+from planner.basics.display import table
 from planner.basics.units import format_bytes, format_seconds, format_volume
 from planner.spec.record import Attempt, BadStep
 

@@ -6,13 +6,27 @@ then shows them at the prompt and in a notebook. Not here: any figure, or how on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import singledispatch
 from typing import Any
 
 import msgspec
 
-from planner.basics.tabletext import table
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Columns as wide as their widest cell, the first `left` of them flush left, the others flush right."""
+    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
+    lines = []
+    for row in (head, *rows):
+        cells = [
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+# -- Text --------------------------------------------------------------------------------------------------------------
 
 
 class Table(msgspec.Struct, frozen=True):

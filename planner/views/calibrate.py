@@ -5,7 +5,7 @@ Not here: any figure (planner/calibrate).
 
 from __future__ import annotations
 
-from planner.basics.tabletext import table
+from planner.basics.display import table
 from planner.calibrate.report import Calibrated, ErrorLine, OfSource
 from planner.calibrate.statistics import RelativeErrors
 from planner.spec.calibration import Calibration

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from planner.basics.tabletext import table
+from planner.basics.display import table
 from planner.calibrate.kernels.predict import RowPrediction
 from planner.calibrate.kernels.score import KernelErrors
 from planner.calibrate.kernels.tables import KernelRow

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from planner.basics.display import table
 from planner.basics.formula import FormulaCall
-from planner.basics.tabletext import table
 from planner.basics.units import format_bytes
 from planner.spec.options import OPTIONS
 

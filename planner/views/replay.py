@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from planner.basics.tabletext import table
+from planner.basics.display import table
 from planner.calibrate.predict import Replayed
 from planner.calibrate.score import Summary
 from planner.calibrate.tables import tables

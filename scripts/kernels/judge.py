@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
-from planner.basics.tabletext import table
+from planner.basics.display import table
 from planner.calibrate.kernels.predict import Column, numbers, seconds_of
 from planner.figures.kernels.products import Device, named
 from planner.spec.kernel_times import GROUPS, KernelTimes
