@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from planner.basics.edge import boundary
+from planner.basics.arith import boundary
 from planner.parallelism.case import Case
 from planner.spec.options import DEFAULT_SEQ_STEP, LARGEST_BATCH, LARGEST_SEQ
 

@@ -13,8 +13,8 @@ import msgspec
 
 from planner.ask.launchable import ways_out
 from planner.ask.question import Question, headroom_of, warnings
+from planner.basics.arith import boundary
 from planner.basics.display import Displayed
-from planner.basics.edge import boundary
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
 from planner.decide.answers import FREE, Constraints, Estimate

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from planner.ask import options
-from planner.basics.edge import boundary
+from planner.basics.arith import boundary
 from planner.decide.candidates import Candidate, beats
 from planner.decide.strategies import answer
 from planner.engines import deepspeed_stage12

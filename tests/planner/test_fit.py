@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planner.ask import options
 from planner.ask.question import Question
 from planner.basics import command
-from planner.basics.edge import boundary
+from planner.basics.arith import boundary
 from planner.basics.errors import PlannerError
 from planner.cli import planner
 from planner.decide.answers import Constraints
