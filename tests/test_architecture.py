@@ -85,7 +85,7 @@ def test_every_import_contract_is_kept():
 @pytest.mark.parametrize(
     ("module", "line", "contract"),
     [
-        ("planner/basics/units.py", "import executor.folder.rundir", "tui, executor, planner"),
+        ("planner/basics/quantities.py", "import executor.folder.rundir", "tui, executor, planner"),
         ("planner/spec/model.py", "import planner.figures.memory", "inside planner"),
         ("planner/basics/arith.py", "import torch", "planner is pure"),
         ("executor/measure/report.py", "import torch", "frameworks under worker only"),

@@ -17,8 +17,8 @@ from planner.ask.options import Given, question
 from planner.ask.question import GROUP_AXES, Question, warnings
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Watch, watching
+from planner.basics.quantities import format_bytes
 from planner.basics.quoting import for_shell
-from planner.basics.units import format_bytes
 from planner.decide.answers import Answer, Constraints, Estimate
 from planner.decide.planning import plan_of
 from planner.decide.recommendation import among_methods, seen_of

@@ -19,9 +19,9 @@ from executor.run import export as exports
 from executor.run import launch_export
 from executor.run.prepare import RunOptions
 from planner.basics import command
+from planner.basics.quantities import format_bytes
 from planner.basics.quoting import for_shell
 from planner.basics.saying import say
-from planner.basics.units import format_bytes
 from planner.spec.plan import read_plan
 
 

@@ -26,9 +26,9 @@ from executor.measure.matrix import cells as cells_of
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.basics.output import check_file, check_folder
+from planner.basics.quantities import GB, TERA, format_seconds
 from planner.basics.quoting import for_shell
 from planner.basics.saying import say
-from planner.basics.units import GB, TERA, format_seconds
 from planner.calibrate.machine import INSIDE, known_gpu, link_names, reached
 from planner.calibrate.probe import Probe
 from planner.spec.plan import read_plan

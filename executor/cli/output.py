@@ -21,9 +21,9 @@ from executor.measure.report_text import render
 from executor.run import launch
 from executor.run.reap import OnHosts
 from planner.basics.errors import PlannerError
+from planner.basics.quantities import format_bytes, format_seconds
 from planner.basics.quoting import for_shell
 from planner.basics.saying import say
-from planner.basics.units import format_bytes, format_seconds
 from planner.figures.memory import shown_by
 from planner.spec.lengths import told
 from planner.spec.record import RunRecord

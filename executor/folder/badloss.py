@@ -21,7 +21,7 @@ from executor.folder import rundir, steplines
 from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.folder.steplines import ROLLED_BACK
 from planner.basics.errors import PlannerError
-from planner.basics.units import format_seconds
+from planner.basics.quantities import format_seconds
 from planner.spec.plan import write_whole
 from planner.spec.record import BadStep
 

@@ -20,7 +20,7 @@ import msgspec
 
 from planner.basics import reading
 from planner.basics.errors import PlannerError
-from planner.basics.units import format_bytes
+from planner.basics.quantities import format_bytes
 from planner.figures.saving import size_of
 from planner.spec.plan import Plan, hash_of
 

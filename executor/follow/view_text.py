@@ -17,8 +17,8 @@ import msgspec
 from executor.folder import alive
 from executor.follow.view import CheckpointView, RankView, Restart, RunView
 from executor.watch.stragglers import sentence
+from planner.basics.quantities import format_bytes, format_seconds
 from planner.basics.quoting import for_terminal
-from planner.basics.units import format_bytes, format_seconds
 
 UP, ERASE_BELOW = "\x1b[{}A", "\r\x1b[J"
 FEWEST_RANKS = 4

@@ -12,7 +12,7 @@ import msgspec
 
 from executor.preflight.preflight import available_memory, visible_gpus
 from executor.system import facts
-from planner.basics.units import GIB
+from planner.basics.quantities import GIB
 from planner.spec import Cluster, Gpu, presets
 from planner.spec.devices import gpu_preset
 

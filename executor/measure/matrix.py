@@ -17,7 +17,7 @@ from planner.ask.options import question, typed
 from planner.ask.question import Question, case_of, exact_layout
 from planner.basics import reading
 from planner.basics.errors import PlannerError, did_you_mean, refusing
-from planner.basics.units import GIB
+from planner.basics.quantities import GIB
 from planner.decide.answers import Estimate
 from planner.decide.estimation import estimate
 from planner.decide.planning import plan_of

@@ -16,7 +16,7 @@ from executor.measure.machine import Machine
 from executor.measure.matrix import MatrixCell
 from executor.measure.measure import Result
 from planner.basics.display import table
-from planner.basics.units import GIB, format_bytes, format_seconds
+from planner.basics.quantities import GIB, format_bytes, format_seconds
 
 SCHEMA = "measure/1"
 HEAD = ("cell", "memory", "measured", "error", "step", "measured", "error", "outcome")

@@ -13,7 +13,7 @@ import msgspec
 from executor.folder.rundir import RankError
 from executor.measure.machine import Machine
 from executor.measure.matrix import MatrixCell
-from planner.basics.units import GIB
+from planner.basics.quantities import GIB
 from planner.calibrate import rows
 from planner.figures.steptime import throughput
 from planner.parallelism.case import Case

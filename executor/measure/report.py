@@ -19,7 +19,7 @@ from executor.measure.lines import FigureLine, Tolerances, join, outside
 from executor.run import attempts
 from executor.watch import stragglers
 from executor.watch.stragglers import Straggler
-from planner.basics.units import format_bytes
+from planner.basics.quantities import format_bytes
 from planner.figures.memory import memory_breakdown
 from planner.parallelism.case import Case, coordinates
 from planner.spec.plan import Collective, PhaseMemory, Plan, StagePrediction

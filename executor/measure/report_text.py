@@ -16,7 +16,7 @@ from executor.measure.lines import FigureLine
 from executor.measure.report import SMALL_SHARE, MemoryReport, Report, TrafficReport
 from executor.watch import stragglers
 from planner.basics.display import table
-from planner.basics.units import format_bytes, format_seconds, format_volume
+from planner.basics.quantities import format_bytes, format_seconds, format_volume
 from planner.spec.record import Attempt, BadStep
 
 CALLS = "operation/group/unit/phase"

@@ -25,8 +25,8 @@ from executor.measure.report_text import CALLS, comparison, named, peak_name, ti
 from executor.preflight import preflight
 from executor.watch.supervise import received_signals
 from planner.basics.errors import PlannerError
+from planner.basics.quantities import format_bytes, format_seconds, format_volume
 from planner.basics.reading import read_bytes
-from planner.basics.units import format_bytes, format_seconds, format_volume
 from planner.parallelism.case import Case
 from planner.parallelism.rules import broken
 from planner.spec.engines import OFFLOADS

@@ -12,7 +12,7 @@ from executor.backends.launched import launched
 from executor.preflight.preflight import PREFLIGHT, Doubt, visible_cards
 from executor.system import facts
 from planner.basics.errors import PlannerError
-from planner.basics.units import format_bytes
+from planner.basics.quantities import format_bytes
 from planner.spec.plan import Plan
 
 SHARED = Path("/dev/shm")

@@ -20,7 +20,7 @@ from executor.folder.checkpoints import expected_bytes
 from executor.system import cgroups
 from executor.system.facts import cores
 from planner.basics.errors import PlannerError
-from planner.basics.units import format_bytes
+from planner.basics.quantities import format_bytes
 from planner.figures.host import loading_bytes
 from planner.parallelism.case import Case
 from planner.spec.engines import ENGINES

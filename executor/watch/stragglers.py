@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from executor.folder import rundir
-from planner.basics.units import format_seconds
+from planner.basics.quantities import format_seconds
 from planner.parallelism.case import coordinates
 from planner.spec.plan import Plan
 from planner.spec.record import Attempt

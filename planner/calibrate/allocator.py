@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from planner.basics.units import GIB
+from planner.basics.quantities import GIB
 from planner.calibrate.samples import Sample
 from planner.spec import Allocator
 

@@ -5,7 +5,7 @@ Not here: the question of a row (asked.py), or the link model (linktime.py).
 
 from __future__ import annotations
 
-from planner.basics.units import GB
+from planner.basics.quantities import GB
 from planner.calibrate.asked import CannotPredict, RowQuestion
 from planner.engines.base import Call
 from planner.figures.comm import collective_seconds, traffic

@@ -13,7 +13,7 @@ from statistics import median
 
 import msgspec
 
-from planner.basics.units import GB
+from planner.basics.quantities import GB
 from planner.calibrate.asked import RowQuestion
 from planner.calibrate.collective import OPS, bus_bytes
 from planner.engines.base import Call

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from planner.basics.errors import PlannerError
+from planner.basics.quantities import GB, GIB, MICRO, TERA
 from planner.basics.quoting import for_comment
 from planner.basics.tomltext import pairs
-from planner.basics.units import GB, GIB, MICRO, TERA
 from planner.calibrate.probe import Exchange, Probe, ProductTiming
 from planner.figures.comm import ROUNDS, leaving_bytes
 from planner.parallelism.collectives import NEIGHBOURLY, WIRE

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import msgspec
 
 from planner.basics.errors import PlannerError
-from planner.basics.units import GIB
+from planner.basics.quantities import GIB
 from planner.calibrate.rows import OldRow
 from planner.parallelism.case import Case
 from planner.spec import StepImplementation, presets

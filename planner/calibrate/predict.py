@@ -13,7 +13,7 @@ import msgspec
 
 from planner.ask.fits import Verdict, fit_probability, usable_bytes, verdict
 from planner.basics.errors import one_line
-from planner.basics.units import GIB
+from planner.basics.quantities import GIB
 from planner.calibrate.asked import CannotPredict, RowQuestion
 from planner.calibrate.collective import bus_bandwidth_gbps
 from planner.calibrate.largest import largest_micro_batch, largest_seq_len

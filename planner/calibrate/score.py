@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from planner.basics.units import GIB
+from planner.basics.quantities import GIB
 from planner.calibrate.predict import Replayed, terms_of
 from planner.calibrate.statistics import Factors, RelativeErrors, errors_of, factors_of, spearman
 

@@ -17,9 +17,8 @@ import msgspec
 from planner.ask import options
 from planner.basics.errors import PlannerError
 from planner.basics.output import may_write, write_whole
-from planner.basics.quantities import wholes
+from planner.basics.quantities import format_seconds, wholes
 from planner.basics.saying import say
-from planner.basics.units import format_seconds
 from planner.basics.waiting import searching
 from planner.cli import JSON_OPTION, QuestionCommand, tell, with_options
 from planner.decide import explanation, strategies

@@ -17,7 +17,7 @@ from planner.ask.fits import FITS_FROM, Bound, Verdict, fit_probability, qualifi
 from planner.ask.launchable import launch_refusal, launches
 from planner.ask.question import GROUP_AXES, Question, case_of, limit_bytes, usual_runtime
 from planner.basics.errors import PlannerError
-from planner.basics.units import format_bytes
+from planner.basics.quantities import format_bytes
 from planner.decide.answers import Estimate
 from planner.decide.planning import probed_here
 from planner.decide.space import Groups, expert_groups, group_sizes

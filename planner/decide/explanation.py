@@ -12,7 +12,7 @@ import msgspec
 
 from planner.basics.errors import PlannerError
 from planner.basics.formula import FormulaCall, Noted, trace
-from planner.basics.units import format_bytes, format_seconds
+from planner.basics.quantities import format_bytes, format_seconds
 from planner.decide.answers import Answer, Estimate
 from planner.engines.base import Held
 from planner.figures.comm import comm_volume

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from planner.ask.launchable import launches
 from planner.ask.question import Question, limit_bytes, with_adapters
-from planner.basics.units import format_bytes, format_seconds
+from planner.basics.quantities import format_bytes, format_seconds
 from planner.decide.answers import Estimate
 from planner.engines import engine_of
 from planner.figures.comm import CommVolume, comm_volume

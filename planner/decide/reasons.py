@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from planner.basics.units import BYTES, format_bytes, format_volume
+from planner.basics.quantities import BYTES, format_bytes, format_volume
 from planner.decide.answers import Answer, Estimate
 from planner.decide.candidates import floor_bytes
 from planner.decide.levers import (

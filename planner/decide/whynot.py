@@ -14,8 +14,7 @@ from planner.ask.launchable import launch_rules
 from planner.ask.question import Question, case_of, checked_runtime
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.progress import Cancelled
-from planner.basics.quantities import whole
-from planner.basics.units import format_bytes, format_duration
+from planner.basics.quantities import format_bytes, format_duration, whole
 from planner.decide.answers import Answer, Constraints, Estimate
 from planner.decide.contradictions import refuse_empty
 from planner.decide.estimation import estimate

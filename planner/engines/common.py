@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from planner.basics.arith import Number, ceil_div, is_column, maximum, minimum, where
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.engines import engine_of
 from planner.inventory import Compute, Weight, ends, narrow, optimizers, tensors, unit_weights
 from planner.inventory.attention import has_scores

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 
 from planner.basics.arith import Number, ceil_div, maximum
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.engines.base import Held
 from planner.engines.common import (
     base_weight_bytes,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import msgspec
 
 from planner.basics.arith import Number, ceil_div, in_shape_of, is_column, maximum, where
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.engines import deepspeed_autotp, deepspeed_common, deepspeed_stage12
 from planner.engines.base import Blocks, Call, Held, Holder, HookOperations
 from planner.engines.common import implementation, parallel_calls, parallel_ideal

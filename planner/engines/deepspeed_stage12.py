@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from planner.basics.arith import Number, by_value, ceil_div, in_shape_of, is_column, maximum, minimum, where
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.engines import deepspeed_stage3, deepspeed_stage12
 from planner.engines.base import Blocks, Call, Engine, Held, Holder, HookOperations
 from planner.engines.common import (

@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 
 from planner.basics.arith import Number, is_column, where
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder, Pools
 from planner.engines.common import MIXED, optimizer_temporaries, packed, padded, trained_states

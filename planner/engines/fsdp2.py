@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from planner.basics.arith import Number, in_shape_of, is_column, where
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.engines.base import Call, Engine, Held, Holder
 from planner.engines.common import (
     MIXED,

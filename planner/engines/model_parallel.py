@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from planner.basics.arith import Number, ceil_div
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.engines.base import Call, Engine, Held
 from planner.engines.common import parallel_calls, parallel_compute
 from planner.inventory import Compute, Weight, narrow

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from planner.basics.arith import Number, in_shape_of, is_column, maximum, where
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import (

@@ -13,7 +13,7 @@ import msgspec
 
 from planner.basics.arith import Number, is_column, maximum, minimum, where
 from planner.basics.formula import watched
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.engines import engine_of
 from planner.engines.base import Blocks
 from planner.parallelism.case import Case

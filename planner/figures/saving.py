@@ -10,7 +10,7 @@ import math
 
 from planner.basics.arith import Number, by_value, where
 from planner.basics.formula import formula
-from planner.basics.units import format_bytes, format_duration, format_seconds
+from planner.basics.quantities import format_bytes, format_duration, format_seconds
 from planner.inventory import LAYERS, UNITS, parameters, unit_weights
 from planner.inventory.optimizers import TrainedTensor, state_bytes
 from planner.inventory.units import repeats

@@ -13,7 +13,7 @@ import msgspec
 
 from planner.basics.arith import Number, is_column, maximum
 from planner.basics.formula import formula
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.engines import engine_of
 from planner.engines.common import implementation, updated
 from planner.figures.comm import Traffic, collective_seconds, traffic

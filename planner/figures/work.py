@@ -12,7 +12,7 @@ import msgspec
 
 from planner.basics.arith import Number, ceil_div, is_column, maximum, where
 from planner.basics.formula import formula, watched
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.engines import engine_of
 from planner.figures.accumulation import added_up_bytes
 from planner.figures.kernels.step import KernelCall

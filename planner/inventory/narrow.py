@@ -15,7 +15,7 @@ import msgspec
 
 from planner.basics.arith import Number, maximum, where
 from planner.basics.formula import formula
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.inventory.tensors import Weight
 from planner.spec import Quantization
 

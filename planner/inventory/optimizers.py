@@ -15,7 +15,7 @@ import msgspec
 
 from planner.basics.arith import Number, ceil_div, in_shape_of, is_column, maximum, minimum, remainder, where
 from planner.basics.formula import formula
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.spec import Optimizer, StepImplementation
 
 FP32 = float(BYTES["fp32"])

@@ -12,7 +12,7 @@ import msgspec
 
 from planner.basics.arith import Number, ceil_div
 from planner.basics.formula import formula, unrecorded
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.inventory import optimizers
 from planner.inventory.optimizers import TrainedTensor
 from planner.parallelism.collectives import Call, ideal_call

@@ -12,7 +12,7 @@ import msgspec
 
 from planner.ask.question import Question
 from planner.basics.errors import PlannerError
-from planner.basics.units import format_duration
+from planner.basics.quantities import format_duration
 from planner.decide.answers import FREE, Answer, Constraints, Estimate
 from planner.decide.recommendation import recommend
 from planner.figures.steptime import scalar

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from planner.basics.display import Element, Table, as_text, elements_of
-from planner.basics.units import format_bytes, format_duration, format_seconds, format_volume
+from planner.basics.quantities import format_bytes, format_duration, format_seconds, format_volume
 from planner.studies.compare import Comparison, Side, Volume, ratio
 from planner.views.render import NOT_KNOWN, count_text, layout_text
 

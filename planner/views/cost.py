@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from planner.basics.display import Element, Table, as_text, elements_of
-from planner.basics.units import format_bytes, format_duration
+from planner.basics.quantities import format_bytes, format_duration
 from planner.studies.cost import Cost
 from planner.views import strategy_text
 from planner.views.render import (

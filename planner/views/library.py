@@ -15,8 +15,7 @@ from planner.ask import options
 from planner.ask.question import Question, check_meant
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.output import may_write, write_whole
-from planner.basics.quantities import duration_s, gpu_counts, large_count, length, real, share, whole
-from planner.basics.units import GB
+from planner.basics.quantities import GB, duration_s, gpu_counts, large_count, length, real, share, whole
 from planner.decide import planning, strategies
 from planner.decide.answers import Answer, Constraints, Estimate
 from planner.decide.explanation import Explanation, explain

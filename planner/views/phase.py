@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from planner.basics.display import table
 from planner.basics.formula import FormulaCall
-from planner.basics.units import format_bytes
+from planner.basics.quantities import format_bytes
 from planner.spec.options import OPTIONS
 
 if TYPE_CHECKING:

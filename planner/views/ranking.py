@@ -6,7 +6,7 @@ Not here: any figure (planner.decide.recommendation, planner.studies.objectives,
 from __future__ import annotations
 
 from planner.basics.display import Element, Table, as_text
-from planner.basics.units import format_bytes
+from planner.basics.quantities import format_bytes
 from planner.decide.answers import Answer, Estimate
 from planner.decide.candidates import Candidate
 from planner.decide.walker import FRONT_SPAN, TOO_LARGE, TOO_LARGE_FOR_HOSTS, TOO_SLOW

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from planner.ask.question import Question, warnings
 from planner.basics.arith import Number
 from planner.basics.display import Table, table
-from planner.basics.units import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
+from planner.basics.quantities import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
 from planner.decide.answers import Estimate
 from planner.decide.estimate_json import breakdown
 from planner.decide.recommendation import differences

@@ -12,7 +12,7 @@ import msgspec
 from planner.ask.fits import SAID as BOUND_SAID
 from planner.ask.question import Question
 from planner.basics.display import Element, Table, as_text, elements_of
-from planner.basics.units import GIB, MIB, format_bytes, format_volume
+from planner.basics.quantities import GIB, MIB, format_bytes, format_volume
 from planner.decide.answers import Estimate
 from planner.decide.estimate_json import BUFFERS, breakdown
 from planner.decide.levers import of_memory

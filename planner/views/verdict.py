@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from planner.basics.units import format_bytes, format_duration, format_volume
+from planner.basics.quantities import format_bytes, format_duration, format_volume
 from planner.decide.advice import advice
 from planner.decide.answers import Answer, Estimate, serial_seconds_of
 from planner.decide.levers import Lever

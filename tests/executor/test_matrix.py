@@ -13,7 +13,7 @@ import pytest
 from executor.measure.machine import Machine, this_machine
 from executor.measure.matrix import BEYOND, MatrixCell, cells
 from planner.basics.errors import PlannerError
-from planner.basics.units import GIB
+from planner.basics.quantities import GIB
 from planner.spec import presets
 from planner.spec.devices import gpu_preset
 

@@ -20,7 +20,7 @@ from executor.measure.matrix import MatrixCell, cells
 from executor.measure.measured_row import made_row
 from planner.basics import command
 from planner.basics.errors import PlannerError
-from planner.basics.units import GIB
+from planner.basics.quantities import GIB
 from planner.calibrate.asked import asked
 from planner.calibrate.rows import Row, append_rows, encode_row, read_rows, row_of
 from planner.figures.memory import memory_breakdown

@@ -24,7 +24,7 @@ from executor.measure.lines import Tolerances, outside
 from executor.measure.report import judged
 from executor.worker.trace.trace import trace
 from planner.basics.errors import PlannerError
-from planner.basics.units import BYTES
+from planner.basics.quantities import BYTES
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob, presets
 from planner.spec.plan import PhaseMemory, Plan, encode_plan
 from scripts.trace_pairs import LARGE, PAIRS, PEAK_PERCENT, TERM_PERCENT, Pair, large_terms, plan_of, planned, traced

@@ -18,7 +18,7 @@ from planner.ask.fits import kept_free
 from planner.ask.options import question
 from planner.ask.question import GROUP_AXES
 from planner.basics.errors import PlannerError
-from planner.basics.units import format_bytes, format_seconds, format_volume
+from planner.basics.quantities import format_bytes, format_seconds, format_volume
 from planner.decide.answers import Answer, Estimate
 from planner.decide.reasons import reasons_of
 from planner.decide.strategies import answer

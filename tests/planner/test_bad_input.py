@@ -15,7 +15,7 @@ from executor.cli import executor
 from planner.basics import command
 from planner.basics.errors import LONGEST_LINE, MOST_NAMES, PlannerError, did_you_mean, one_line
 from planner.basics.output import check_file, write_whole
-from planner.basics.units import format_bytes
+from planner.basics.quantities import format_bytes
 from planner.calibrate.probe import read_probe
 from planner.cli import planner
 from planner.spec import presets

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from planner.basics import command
-from planner.basics.units import GIB
+from planner.basics.quantities import GIB
 from planner.calibrate import fit, holdout, report
 from planner.calibrate.allocator import LEAST, fit_allocator, predicted_bytes
 from planner.calibrate.asked import RunConditions

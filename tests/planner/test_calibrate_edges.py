@@ -14,7 +14,7 @@ import pytest
 from test_calibrate import sized
 from test_replay import one
 
-from planner.basics.units import GIB
+from planner.basics.quantities import GIB
 from planner.calibrate import bands, links, score, tables
 from planner.calibrate.allocator import badness, fit_allocator
 from planner.calibrate.asked import asked

@@ -17,7 +17,7 @@ import pytest
 from planner.ask.fits import FITS_FROM
 from planner.ask.options import question
 from planner.basics.errors import PlannerError
-from planner.basics.units import format_byte_range, format_bytes
+from planner.basics.quantities import format_byte_range, format_bytes
 from planner.cli import planner
 from planner.decide.advice import WORTH, advice
 from planner.decide.answers import Answer, Constraints, Estimate

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from executor.cli import output
-from planner.basics.units import format_bytes
+from planner.basics.quantities import format_bytes
 from planner.cli import planner
 from planner.spec.plan import read_plan
 from tui import inputs, state

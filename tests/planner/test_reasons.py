@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from planner.ask.options import question
 from planner.ask.question import Question, limit_bytes
 from planner.basics import command
-from planner.basics.units import format_bytes, format_seconds, format_volume
+from planner.basics.quantities import format_bytes, format_seconds, format_volume
 from planner.cli import planner
 from planner.decide.answers import Answer, Estimate
 from planner.decide.reasons import RULES, reasons_of

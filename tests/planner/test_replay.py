@@ -16,7 +16,7 @@ from planner.ask.options import question
 from planner.ask.question import exact_layout
 from planner.basics import command
 from planner.basics.errors import PlannerError
-from planner.basics.units import GIB
+from planner.basics.quantities import GIB
 from planner.calibrate.asked import RowQuestion, asked, each
 from planner.calibrate.predict import Replayed, replay
 from planner.calibrate.rows import Measured, MeasuredCall, Row, Source, append_rows, encode_row, read_rows

@@ -14,7 +14,7 @@ import pytest
 from planner.ask.options import question
 from planner.ask.question import case_of
 from planner.basics import command
-from planner.basics.units import format_bytes
+from planner.basics.quantities import format_bytes
 from planner.cli import planner
 from planner.decide.planning import plan_of
 from planner.decide.strategies import answer

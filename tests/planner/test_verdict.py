@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from planner.ask.fits import FITS_FROM, fit_probability, kept_free, usable_bytes, verdict
 from planner.ask.options import question
 from planner.basics import command
-from planner.basics.units import format_byte_range
+from planner.basics.quantities import format_byte_range
 from planner.cli import planner
 from planner.decide.strategies import answer
 from planner.spec.calibration import Bands

@@ -16,7 +16,7 @@ from test_replay import changed
 
 from planner.basics import command
 from planner.basics.errors import PlannerError
-from planner.basics.units import GIB
+from planner.basics.quantities import GIB
 from planner.calibrate.asked import CannotPredict, each
 from planner.calibrate.predict import replay
 from planner.calibrate.rows import Measured, MeasuredCall, Source, each_row

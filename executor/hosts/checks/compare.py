@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from executor.hosts.checks.host import CheckReply
 from executor.preflight.findings import RULES, Finding, NodeFinding, differing, refused, rule_of
 from planner.basics.errors import PlannerError, shortened
-from planner.basics.units import format_seconds
+from planner.basics.quantities import format_seconds
 
 OTHER_S, FAR_S = 1.0, 60.0
 """How far two clocks may be apart: beyond the first, the wrong rank may be named as the first to fail; beyond the

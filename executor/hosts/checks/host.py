@@ -33,7 +33,7 @@ from executor.system import address, environment, facts
 from executor.system.processes import RUN_ID_VARIABLE
 from planner.basics.errors import PlannerError
 from planner.basics.output import check_folder
-from planner.basics.units import format_seconds
+from planner.basics.quantities import format_seconds
 from planner.spec import inputs
 from planner.spec.plan import Plan, decode_plan
 

@@ -26,7 +26,7 @@ from executor.worker.checkpoints.shards import ShardPiece
 from executor.worker.model.pieces import StateView, overlap, placed
 from executor.worker.world import words
 from planner.basics.errors import PlannerError
-from planner.basics.units import format_bytes
+from planner.basics.quantities import format_bytes
 
 CHUNK = 2**26
 """Bytes that are sent at once: each rank has them in memory, on its device, for a moment."""

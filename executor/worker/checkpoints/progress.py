@@ -21,7 +21,7 @@ from executor.system.facts import versions
 from executor.worker.checkpoints.saver import Saved
 from executor.worker.data.rows import TrainingRows
 from planner.basics.errors import PlannerError, refusing
-from planner.basics.units import format_bytes, format_seconds
+from planner.basics.quantities import format_bytes, format_seconds
 from planner.spec.lengths import course
 from planner.spec.plan import Plan
 from planner.spec.record import BadStep

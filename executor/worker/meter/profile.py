@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from executor.folder.rundir import write_of_rank
 from executor.worker.meter.spans import PASS, STEP, Event, NamedCollective, bounded, spans_of
 from executor.worker.meter.traffic import CollectiveCall, group_name
-from planner.basics.units import MICRO
+from planner.basics.quantities import MICRO
 from planner.parallelism.case import coordinates
 from planner.spec.plan import Plan
 from planner.spec.spans import FIRST_RECORDED, FOLDER, Profile

@@ -13,8 +13,8 @@ import msgspec
 
 from planner.basics.arith import ceil_div
 from planner.basics.errors import PlannerError
+from planner.basics.quantities import format_bytes, format_seconds
 from planner.basics.quoting import for_terminal
-from planner.basics.units import format_bytes, format_seconds
 from planner.engines.base import Call
 from planner.figures.comm import Traffic, traffic
 from planner.figures.memory import shown_by

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.basics.units import format_volume
+from planner.basics.quantities import format_volume
 from planner.spec.plan import Plan
 from planner.views.show.canvas import FAINT, INK, PANEL, WIDTH_OF_A_DIGIT, Canvas, fill_of, fitting, lines_of
 from planner.views.show.picture import AXIS_WORDS, Cell, Picture, cells_of, outlined, picture_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from planner.basics.units import format_volume
+from planner.basics.quantities import format_volume
 from planner.spec.plan import Plan
 from planner.views.show.picture import AXIS_WORDS, Cell, Pattern, Picture, cells_of, outlined, picture_of
 from planner.views.show.words import folded, ranges_text, stage_words, tier_texts

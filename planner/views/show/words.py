@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.basics.units import format_volume
+from planner.basics.quantities import format_volume
 from planner.views.show.picture import Picture, StagePlacement
 
 MOST_STAGES = 12

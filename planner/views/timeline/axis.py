@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from planner.basics.errors import PlannerError
-from planner.basics.units import format_seconds
+from planner.basics.quantities import format_seconds
 from planner.figures.timeline import Timeline
 from planner.parallelism.case import Case
 from planner.spec.spans import COMPUTE, STREAMS, Profile, Span

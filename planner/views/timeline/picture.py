@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.basics.units import format_seconds
+from planner.basics.quantities import format_seconds
 from planner.spec.spans import COPIES, SENDS, Span
 from planner.views.show.canvas import FAINT, FILLS, INK, PANEL, Canvas, fitting, lines_of
 from planner.views.timeline.axis import PREDICTED, Axis, StreamSpans, Track, ranges_text

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from planner.basics.units import format_seconds
+from planner.basics.quantities import format_seconds
 from planner.spec.spans import COMPUTE, SENDS, Span
 from planner.views.timeline.axis import Axis, StreamSpans, Track, ranges_text
 

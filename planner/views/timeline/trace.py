@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from planner.basics.units import MICRO
+from planner.basics.quantities import MICRO
 from planner.spec.spans import STREAMS, Span
 from planner.views.timeline.axis import PREDICTED, Axis, Track
 

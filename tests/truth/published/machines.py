@@ -12,7 +12,7 @@ from functools import lru_cache
 import msgspec
 
 from planner.basics.errors import PlannerError
-from planner.basics.units import GB, GIB
+from planner.basics.quantities import GB, GIB
 from planner.calibrate.asked import CannotPredict
 from planner.spec import Cluster, Gpu, Link, Nics, presets
 from tests.truth.published import sources
