@@ -9,7 +9,9 @@ import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from planner.basics.errors import PlannerError
 
@@ -273,3 +275,9 @@ def _split(value: str) -> tuple[str, str]:
     """(number, lower-case unit); both empty when it does not look like that."""
     found = NUMBER_AND_UNIT.fullmatch(value)
     return (found[1], found[2].lower()) if found else ("", "?")
+
+
+# -- Bounded numbers ---------------------------------------------------------------------------------------------------
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]

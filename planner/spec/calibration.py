@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from planner.basics.bounded import NotNegative, Positive
 from planner.basics.errors import PlannerError
+from planner.basics.quantities import NotNegative, Positive
 from planner.spec import Allocator, presets
 from planner.spec.job import TrainingJob
 from planner.spec.presets import Folders

@@ -14,8 +14,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from planner.basics.bounded import NotNegative, Positive
 from planner.basics.errors import PlannerError, did_you_mean
+from planner.basics.quantities import NotNegative, Positive
 from planner.spec.presets import checked, read_toml, search_path
 
 FOLDER = "kernel_times"

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from planner.basics.bounded import NotNegative, Positive
-from planner.basics.quantities import GB, MICRO
+from planner.basics.quantities import GB, MICRO, NotNegative, Positive
 from planner.spec.cluster import Link, Tier
 from planner.spec.options import LARGEST_COUNT
 

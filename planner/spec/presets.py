@@ -18,10 +18,9 @@ import msgspec
 
 import planner
 from planner.basics import reading
-from planner.basics.bounded import Positive
 from planner.basics.errors import PlannerError, did_you_mean, refusing
 from planner.basics.names import check_name, check_texts, name_rule
-from planner.basics.quantities import GB, GIB, TERA
+from planner.basics.quantities import GB, GIB, TERA, Positive
 from planner.spec import Cluster, Gpu, Kernels, ModelSpec, Nics, Runtime, StepImplementation
 from planner.spec.engines import NOT_SHIPPED, PACKAGED, find_packaged, unknown_engine
 from planner.spec.model_rules import check_model
