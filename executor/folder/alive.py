@@ -17,8 +17,7 @@ from pathlib import Path
 import msgspec
 
 from executor.system import processes
-from planner.basics.contents import NOT_JSON
-from planner.basics.reading import read_bytes
+from planner.basics.reading import NOT_JSON, read_bytes
 
 ALIVE = "alive"
 STACKS_SIGNAL = signal.SIGUSR2

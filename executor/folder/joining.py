@@ -22,9 +22,8 @@ from executor.folder.rundir import LineOfText, Word
 from executor.system.environment import added as checked
 from executor.system.environment import is_ours
 from executor.system.sources import sources
-from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError
-from planner.basics.reading import read_bytes
+from planner.basics.reading import NOT_JSON, read_bytes
 
 JOIN, JOINED = "join.json", "joined"
 Seconds = Annotated[float, msgspec.Meta(gt=0)]

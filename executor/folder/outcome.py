@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from executor.folder import checkpoints, rundir
-from planner.basics.contents import weight_map
 from planner.basics.quoting import for_shell
+from planner.basics.reading import weight_map
 
 RESULT = "result.json"
 """What rank 0 writes last of all."""

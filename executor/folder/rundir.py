@@ -18,10 +18,10 @@ import msgspec
 
 from executor.system.environment import masked
 from planner.basics import reading
-from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.names import check_path
 from planner.basics.output import check_folder
+from planner.basics.reading import NOT_JSON
 from planner.parallelism.backend import LaunchSpec
 from planner.spec.layout import strategy_name
 from planner.spec.plan import Plan, encode_plan, read_plan, write_whole

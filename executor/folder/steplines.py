@@ -14,7 +14,7 @@ import msgspec
 from executor.folder import rundir
 from executor.folder.rundir import Logged
 from planner.basics import reading
-from planner.basics.contents import NOT_JSON
+from planner.basics.reading import NOT_JSON
 
 ROLLED_BACK = "rolled back"
 """The `action` of a line about a rollback."""

@@ -23,9 +23,8 @@ from executor.measure.measured_row import made_row
 from executor.preflight.preflight import available_memory
 from executor.run import launch
 from executor.watch.supervise import Echo
-from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError
-from planner.basics.reading import TABLE_BYTES, read_bytes
+from planner.basics.reading import NOT_JSON, TABLE_BYTES, read_bytes
 from planner.calibrate.rows import Row, append_rows, read_rows
 from planner.inventory import parameters
 

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from planner.basics.contents import NOT_JSON, weight_map
 from planner.basics.errors import PlannerError, refusing
-from planner.basics.reading import opened, read_bytes
+from planner.basics.reading import NOT_JSON, opened, read_bytes, weight_map
 from planner.spec import ModelSpec
 from planner.spec.huggingface import decoded, spec_of
 from planner.spec.plan import Plan

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from planner.basics import reading
-from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.reading import NOT_JSON
 from planner.spec.datafile import BY_DATASETS, BYTE_ORDER_MARK, LOOKED_AT, files_in, form_of
 
 DataRow = tuple[str, bytes | dict[str, Any]]

@@ -19,8 +19,8 @@ import torch
 
 from executor.worker.data.tokenizer import ByteTokenizer, OwnTokenizer
 from planner.basics import reading
-from planner.basics.contents import holds_tokenizer
 from planner.basics.errors import PlannerError
+from planner.basics.reading import holds_tokenizer
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from planner.ask.question import Pins, Question, checked_runtime
-from planner.basics.contents import holds_tokenizer
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.names import check_path
 from planner.basics.quantities import length, memory_bytes, names, real, share, whole, wholes
+from planner.basics.reading import holds_tokenizer
 from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.optimizers import STEPPED_BY_TORCH
 from planner.parallelism.rules import PAGED, one_of

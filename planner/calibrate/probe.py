@@ -10,9 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
-from planner.basics.reading import read_bytes
+from planner.basics.reading import NOT_JSON, read_bytes
 
 PROBE_SCHEMA = "probe/1"
 

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from planner.basics import reading
-from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
+from planner.basics.reading import NOT_JSON
 from planner.spec.plan import Plan, decode_plan
 
 SCHEMA = "row/2"

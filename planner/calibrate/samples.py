@@ -10,10 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.quantities import GIB
-from planner.basics.reading import read_bytes
+from planner.basics.reading import NOT_JSON, read_bytes
 from planner.calibrate.asked import RowQuestion, RunConditions
 from planner.calibrate.predict import Replayed, replay
 from planner.figures.allocator import block_bytes, bytes_beside, lasting_bytes, more_communicators, pending_bytes

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from planner.basics.contents import Content, content_of
 from planner.basics.errors import PlannerError
 from planner.basics.names import check_path
+from planner.basics.reading import Content, content_of
 from planner.spec.plan import Input, Plan
 
 FIELDS = ("data", "validation_data", "tokenizer", "checkpoint")

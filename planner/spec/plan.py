@@ -13,10 +13,10 @@ import msgspec
 
 from planner import __version__
 from planner.basics import reading
-from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.names import check_texts
 from planner.basics.output import write_whole as write_whole  # others ask for it here
+from planner.basics.reading import NOT_JSON
 from planner.spec import Cluster, Layout, ModelSpec, Runtime, TrainingJob
 from planner.spec.engines import is_engine, unknown_engine
 

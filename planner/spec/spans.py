@@ -11,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError
-from planner.basics.reading import read_bytes
+from planner.basics.reading import NOT_JSON, read_bytes
 
 SCHEMA = "profile/1"
 FOLDER = "profile"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from planner.basics.contents import NOT_JSON
 from planner.basics.errors import PlannerError
+from planner.basics.reading import NOT_JSON
 
 SCHEMA = "layouts/1"
 FILE = "layouts.json"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from test_datacheck import plan
 
 from executor.preflight.checkpoint import check_checkpoint
-from planner.basics import contents, reading
+from planner.basics import reading
 from planner.basics.errors import PlannerError
 from planner.spec import ModelSpec, Recipe, TrainingJob
 from planner.spec.huggingface import config_dict
@@ -218,8 +218,8 @@ def test_an_index_names_files_of_its_own_folder_alone(folder: Path, name: object
     index = inner / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"w": name}}))
     assert "which is not a file of its folder" in refusal(inner)
-    assert contents.content_of(inner, "checkpoint") is not None  # and its digest reads nothing else
-    assert contents._checkpoint_files(inner) == ["config.json", "model.safetensors.index.json"]
+    assert reading.content_of(inner, "checkpoint") is not None  # and its digest reads nothing else
+    assert reading._checkpoint_files(inner) == ["config.json", "model.safetensors.index.json"]
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"])

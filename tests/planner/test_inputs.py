@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from planner.ask.options import question
-from planner.basics import command, contents
-from planner.basics.contents import Content, content_of
+from planner.basics import command, reading
 from planner.basics.errors import PlannerError
+from planner.basics.reading import Content, content_of
 from planner.cli import planner
 from planner.decide.planning import plan_of
 from planner.decide.strategies import answer
@@ -119,8 +119,8 @@ def test_a_large_input_is_sampled_in_all_its_parts(tmp_path, monkeypatch):
     before = content_of(large, "data")
     assert before is not None and before.digest.startswith("sampled-sha256:")
 
-    step = large.stat().st_size / contents.BLOCKS
-    for place in (0, *(int(step * block) for block in range(contents.BLOCKS)), large.stat().st_size - 1):
+    step = large.stat().st_size / reading.BLOCKS
+    for place in (0, *(int(step * block) for block in range(reading.BLOCKS)), large.stat().st_size - 1):
         with large.open("r+b") as stream:  # any stretch that is longer than what lies between two blocks
             stream.seek(max(0, min(place, large.stat().st_size - int(step))))
             stream.write(b"x" * int(step))

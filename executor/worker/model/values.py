@@ -22,8 +22,8 @@ from typing_extensions import override
 
 from executor.preflight.checkpoint import INDEX, SINGLE
 from executor.worker.model.adapters import is_adapter
-from planner.basics.contents import weight_map
 from planner.basics.errors import PlannerError
+from planner.basics.reading import weight_map
 
 WeightValue = Callable[[torch.Tensor], torch.Tensor]
 """One weight whose numbers are not here yet: called with a target it gives what a rank holds of it, on the host: its

@@ -24,8 +24,8 @@ from executor.worker.engines.base import RankEngine
 from executor.worker.model.adapters import ordinary_name, save_adapters, saved_name
 from executor.worker.model.model import model_config
 from executor.worker.model.quantized import unpacked
-from planner.basics.contents import weight_map
 from planner.basics.errors import PlannerError
+from planner.basics.reading import weight_map
 from planner.spec.plan import Plan
 
 SHARD_BYTES = 5_000_000_000
