@@ -145,7 +145,7 @@ def estimate(output: str | None, force: bool, from_file: str | None, as_json: bo
     """Every strategy at its best layout, or exactly the layout whose group sizes are given."""
     from planner.ask import options
     from planner.decide import estimate_json, strategies
-    from planner.views.answer import answer_text
+    from planner.views.verdict import answer_text
 
     may_write(output, force)
     if from_file is not None:
@@ -164,7 +164,7 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
     from planner.ask import fromfile, options
     from planner.ask.fromfile import merge
     from planner.decide import estimate_json, strategies
-    from planner.views.answer import answer_text
+    from planner.views.verdict import answer_text
 
     read = merge.merged(fromfile.read(path), given)
     # A file of another's launcher is asked about; launching is asked where something is launched.

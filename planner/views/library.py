@@ -38,7 +38,7 @@ from planner.views import cost as _cost_view  # noqa: F401
 from planner.views import fit as _fit_view  # noqa: F401
 from planner.views import shown as _layout_view  # noqa: F401
 from planner.views import sweep as _sweep_view  # noqa: F401
-from planner.views.answer import answer_view as _answer_view  # noqa: F401  these make the elements that results show
+from planner.views.verdict import answer_view as _answer_view  # noqa: F401  these make the elements that results show
 
 __all__ = [
     "Answer", "Comparison", "Cost", "Estimate", "Explanation", "FitLimits", "Plan", "PlannerError", "Sweep", "compare",

@@ -14,7 +14,6 @@ from planner.decide.whynot import WhyNot
 from planner.figures.saving import advice, advice_text
 from planner.spec import Layout
 from planner.studies.objectives import Reached
-from planner.views.answer import why_text
 from planner.views.fit import NAMES, limit_text
 from planner.views.phase import ON_CARD
 from planner.views.render import (
@@ -27,7 +26,7 @@ from planner.views.render import (
     layouts_table,
     seconds_text,
 )
-from planner.views.verdict import verdict_text, verdicts_text
+from planner.views.verdict import verdict_text, verdicts_text, why_text
 
 
 def ranking_text(reached: Reached, why_not: WhyNot | None = None, *, verbose: bool = False) -> str:

@@ -1,6 +1,6 @@
 """One layout in full, as text in named places: what its row, its details and its notebook table show.
 
-Not here: any figure, or layouts side by side (render.py, answer.py).
+Not here: any figure, or layouts side by side (render.py, verdict.py).
 """
 
 from __future__ import annotations

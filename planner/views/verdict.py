@@ -20,6 +20,9 @@ from planner.views.render import batch_text, changes, host_text, layout_text
 
 if TYPE_CHECKING:
     from planner.studies.fit import FitLimit
+from planner.basics.display import Element, as_text, elements_of
+from planner.decide.reasons import reasons_of
+from planner.views.render import REASON_COLUMNS, assumed_text, headline, layouts_table
 
 LEAST_SHOWN = 0.0005
 """Share of a step that is printed as more than nothing."""
@@ -168,3 +171,42 @@ def _saved(lever: Lever) -> str:
     fits = "which fits" if lever.fits else "which does not fit alone"
     other = "" if lever.same_training else ", and is another training"
     return f"{format_bytes(lever.saved_bytes)}: {format_bytes(lever.device_bytes)} on the card, {fits}{other}"
+
+
+# -- An answer whole ---------------------------------------------------------------------------------------------------
+
+
+def answer_text(found: Answer) -> str:
+    """`planner estimate` as text."""
+    return as_text(answer_view(found))
+
+
+@elements_of.register(Answer)
+def answer_view(found: Answer) -> list[Element]:
+    """The table of strategies, why some do not fit or are not there, the recommendation, and the reasons for it."""
+    parts: list[Element] = [headline(found.question), ""]
+    if found.estimates:
+        parts += [layouts_table(found.estimates, found.recommended), ""]
+    for one in found.estimates:
+        launched = one.launchable or not found.question.launching
+        notes = [*one.reasons, *([] if launched else [f"cannot be launched: {one.refusal}"])]
+        parts += [f"{one.name}: {note}." for note in notes]
+    parts += [f"{name}: not available: {reason}." for name, reason in found.unavailable.items()]
+    parts += [
+        *assumed_text(found.question, found.estimates),
+        *verdicts_text(found.estimates),
+        *verdict_text(found),
+        *why_text(found),
+    ]
+    return parts
+
+
+def why_text(found: Answer) -> list[str]:
+    """The reasons, one a line."""
+    from textwrap import fill
+
+    told = [  # an option's name stays whole
+        fill(one.text, REASON_COLUMNS, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+        for one in reasons_of(found)
+    ]
+    return ["", *told] if told else []

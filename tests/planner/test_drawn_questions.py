@@ -28,11 +28,11 @@ from planner.decide.strategies import answer
 from planner.spec.options import OPTIONS
 from planner.studies.compare import compare
 from planner.studies.objectives import Reached
-from planner.views.answer import answer_text
 from planner.views.compare import compare_text
 from planner.views.ranking import ranking_text
 from planner.views.show.picture import picture_of
 from planner.views.show.svg import svg_of
+from planner.views.verdict import answer_text
 from scripts.same_questions import KINDS
 from tui.state import exact_words
 

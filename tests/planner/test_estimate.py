@@ -19,9 +19,8 @@ from planner.parallelism import zero
 from planner.spec import Layout, Optimizer, TrainingJob, presets
 from planner.spec.calibration import calibration
 from planner.spec.plan import decode_plan, encode_plan
-from planner.views.answer import answer_text
 from planner.views.render import count_text
-from planner.views.verdict import star_text
+from planner.views.verdict import answer_text, star_text
 
 STRATEGIES = ["ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "lora", "qlora"]
 

@@ -19,8 +19,8 @@ from planner.ask import options
 from planner.ask.fits import KEPT, Uncounted, qualified
 from planner.decide import estimate_json, strategies
 from planner.decide.answers import Answer
-from planner.views.answer import answer_text
 from planner.views.shown import SAID, shown_layout
+from planner.views.verdict import answer_text
 
 CASES = Path(__file__).parent / "configs" / "third"
 MORE, LESS = ("its_own_key",), ("fused_loss",)

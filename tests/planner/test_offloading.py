@@ -23,7 +23,7 @@ from planner.figures.memory import device_bytes, hosts_hold, peak_bytes
 from planner.parallelism.case import Case
 from planner.spec import Layout
 from planner.spec.engines import OFFLOADS
-from planner.views.answer import answer_text
+from planner.views.verdict import answer_text
 
 BOX = {"model": "llama-3-8b", "cluster": "pcie-4x4090", "seq_len": "4096", "method": "full"}
 """W5: the most asked question of those with four cards of 24 GB."""
