@@ -4,7 +4,7 @@
 
 A small Llama of Transformers runs forward and backward on one CPU core, plain, under ZeRO-2 and under ZeRO-3 on one
 rank, with all weights trained and with all linear ones frozen, layers run again or not. The difference between six
-layers and two, in processor time, is that of four. planner/engines/deepspeed_stage12.py has the numbers.
+layers and two, in processor time, is that of four. planner/engines/deepspeed.py has the numbers.
 """
 
 from __future__ import annotations

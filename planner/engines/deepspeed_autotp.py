@@ -3,12 +3,12 @@
 No sequence parallelism. Every column-parallel linear sums its input's gradient itself, the embedding stays whole, a
 head of its own is split and its logits gathered, a tied one stays whole with the embedding (as the executor asks).
 ZeRO works on this rank's part of the weights among the data-parallel ranks.
-Read in deepspeed 0.19.8, module_inject/layers.py and auto_tp.py. Not here: ZeRO (deepspeed_stage12.py).
+Read in deepspeed 0.19.8, module_inject/layers.py and auto_tp.py. Not here: ZeRO (deepspeed.py).
 """
 
 from __future__ import annotations
 
-from planner.engines import deepspeed_stage12
+from planner.engines import deepspeed
 from planner.engines.base import Call, Held, HookOperations
 from planner.engines.common import base_weight_bytes, parallel_calls, parallel_ideal
 from planner.engines.deepspeed_common import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS
@@ -27,13 +27,13 @@ def load_whole(case: Case) -> Held:
     return {"params": element * (parameters(case.model) if case.cluster.gpu.kind == "cpu" else case.total())}
 
 
-class DeepspeedAutotp(deepspeed_stage12.Deepspeed):
+class DeepspeedAutotp(deepspeed.Deepspeed):
     """ZeRO over this rank's part of the weights."""
 
     name = "deepspeed-autotp"
     rules: tuple[Rule, ...] = (
         *splits_only(name),
-        *reads_only("zero_stage", *BUCKETS, *deepspeed_stage12.LIMITS),
+        *reads_only("zero_stage", *BUCKETS, *deepspeed.LIMITS),
         Rule(
             name="without tensor parallelism it is ZeRO",
             field="tp",

@@ -1,6 +1,6 @@
 """What DeepSpeed does alike at every ZeRO stage: number formats, the optimizer's bytes, buckets as they fill.
 
-Not here: what a stage shards and sends (deepspeed_stage12.py, deepspeed_stage3.py), or how large a bucket is made
+Not here: what a stage shards and sends (deepspeed.py, deepspeed_stage3.py), or how large a bucket is made
 (common.py).
 """
 

@@ -8,7 +8,7 @@ A stage receives inputs and gradients in one buffer, and copies an input twice. 
 own code. A PipelineModule brings tensor parallelism along in its layers: the executor splits them as AutoTP does, and
 every tensor rank sends the whole hidden states to its neighbour (pipe_partitioned off).
 Read in deepspeed 0.19.8, runtime/pipe/engine.py, runtime/bf16_optimizer.py. Left out: the batch while the optimizer
-steps. Not here: ZeRO-1 (deepspeed_stage12.py), or AutoTP (deepspeed_autotp.py).
+steps. Not here: ZeRO-1 (deepspeed.py), or AutoTP (deepspeed_autotp.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import msgspec
 
 from planner.basics.arith import Number, ceil_div, in_shape_of, is_column, maximum, where
 from planner.basics.quantities import BYTES
-from planner.engines import deepspeed_autotp, deepspeed_common, deepspeed_stage12
+from planner.engines import deepspeed, deepspeed_autotp, deepspeed_common
 from planner.engines.base import Blocks, Call, Held, Holder, HookOperations
 from planner.engines.common import implementation, parallel_calls, parallel_ideal
 from planner.engines.ddp import finished_elements
+from planner.engines.deepspeed import START_ALIGNMENT, largest_trained
 from planner.engines.deepspeed_common import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS, drawn_bytes
-from planner.engines.deepspeed_stage12 import START_ALIGNMENT, largest_trained
 from planner.inventory import Compute, Moment, optimizers
 from planner.inventory.ends import residual
 from planner.parallelism import zero
@@ -83,7 +83,7 @@ def _tied(case: Case) -> list[Call]:
     return [Call("all_reduce", axis, "bucket", "backward", 1, table * each)]
 
 
-class DeepspeedPipeline(deepspeed_stage12.Deepspeed):
+class DeepspeedPipeline(deepspeed.Deepspeed):
     """Stages of layers, over BF16_Optimizer or ZeRO."""
 
     name = "deepspeed-pipeline"

@@ -1,7 +1,7 @@
 """DeepSpeed ZeRO-3: every weight sharded by itself, and gathered for itself when its module runs.
 
 Gradients are reduce-scattered in buckets. Read in deepspeed 0.19.8, runtime/zero/stage3.py, and measured there. Not
-here: which weights are fetched when (zero3_fetch.py), stages 1 and 2 (deepspeed_stage12.py), or what all stages share
+here: which weights are fetched when (zero3_fetch.py), stages 1 and 2 (deepspeed.py), or what all stages share
 (deepspeed_common.py).
 """
 

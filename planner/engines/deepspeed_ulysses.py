@@ -3,7 +3,7 @@
 Every rank has a part of each sequence; attention deals heads instead by all-to-all. ZeRO sees the ranks that share a
 sequence as it sees data-parallel ones: states are sharded over both. Before every attention the ranks gather their
 position ids, one row of 8-byte numbers. Read in deepspeed 0.19.8, runtime/sequence_parallel/ulysses_sp.py and
-sequence/layer.py. Not here: ZeRO (deepspeed_stage12.py), or what the exchanges hold (inventory/ulysses.py).
+sequence/layer.py. Not here: ZeRO (deepspeed.py), or what the exchanges hold (inventory/ulysses.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from planner.basics.arith import Number, is_column
-from planner.engines import deepspeed_stage12
+from planner.engines import deepspeed
 from planner.engines.base import Blocks, Call, Engine, Held, Holder, HookOperations
 from planner.engines.common import parallel_calls, parallel_ideal
 from planner.engines.deepspeed_common import BUCKETS, NO_REPLICAS, SPLIT_MODELS
@@ -25,7 +25,7 @@ from planner.parallelism.technique_rules import CONTEXT
 
 POSITION_BYTES = 8
 
-ZERO = deepspeed_stage12.ENGINE
+ZERO = deepspeed.ENGINE
 
 
 def zero(case: Case) -> Case:
@@ -50,7 +50,7 @@ class DeepspeedUlysses(Engine):
     name = "deepspeed-ulysses"
     rules: tuple[Rule, ...] = (
         *splits_only(name),
-        *reads_only("zero_stage", "cp_method", *BUCKETS, *deepspeed_stage12.LIMITS),
+        *reads_only("zero_stage", "cp_method", *BUCKETS, *deepspeed.LIMITS),
         Rule(
             name="without context parallelism it is ZeRO",
             field="cp",
@@ -93,7 +93,7 @@ class DeepspeedUlysses(Engine):
         ),
         *CONTEXT,
         NO_REPLICAS,
-        *deepspeed_stage12.ON_HOST,
+        *deepspeed.ON_HOST,
         *COMMON,
         *JOB,
         *SPLIT_MODELS,

@@ -9,7 +9,7 @@ CPU processes, what crosses a link is not. Not here: activations (memory.py), by
 from __future__ import annotations
 
 from planner.basics.arith import Number, in_shape_of, where
-from planner.engines import deepspeed_common, deepspeed_stage3, deepspeed_stage12, deepspeed_ulysses, engine_of, fsdp2
+from planner.engines import deepspeed, deepspeed_common, deepspeed_stage3, deepspeed_ulysses, engine_of, fsdp2
 from planner.engines.base import Held
 from planner.engines.common import moments
 from planner.parallelism.case import Case
@@ -47,7 +47,7 @@ def update_accesses_bytes(case: Case) -> Number:
         return 0.0
     if case.layout.engine in ("fsdp1", "fsdp2"):
         return 3 * fsdp2.trained_shards(case) + 2 * moments(case, sharded=True)
-    states, elements = deepspeed_common.states(case), deepspeed_stage12.updated_elements(_zero(case))
+    states, elements = deepspeed_common.states(case), deepspeed.updated_elements(_zero(case))
     return 2 * deepspeed_common.optimizer_bytes(case, elements) + elements * (states.master + states.weight)
 
 
@@ -56,11 +56,11 @@ def _stage12_transfers(case: Case) -> list[Transfer]:
     also fetches the sum so far and puts it back; the new weights come in 16 bit."""
     each, partition, accum = (
         deepspeed_common.states(case),
-        deepspeed_stage12.partition_elements(case),
+        deepspeed.partition_elements(case),
         case.layout.grad_accum,
     )
-    whole = deepspeed_stage12.touching_elements(case) * each.weight
-    adds = deepspeed_stage12.accumulates_on_host(case)
+    whole = deepspeed.touching_elements(case) * each.weight
+    adds = deepspeed.accumulates_on_host(case)
     put, fetched = (where(accum > 1, accum, 0), accum - 1) if adds else (accum * 0, accum * 0)
     return [
         Transfer("backward", partition * each.master + whole * put, whole * fetched, True),

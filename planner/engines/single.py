@@ -2,7 +2,7 @@
 
 Accelerate 1.15 and Transformers' Trainer wrap a model in DistributedDataParallel only where there are several
 processes (`Accelerator.multi_device`); a lone process trains the module as it is. Not here: replicas (ddp.py), or
-shards that wait in host memory beside one device (deepspeed_stage12.py).
+shards that wait in host memory beside one device (deepspeed.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from planner.ask.question import usual_runtime
-from planner.engines.deepspeed_stage12 import FETCH, FETCH_BACK, REDUCED, REDUCED_WHOLE
+from planner.engines.deepspeed import FETCH, FETCH_BACK, REDUCED, REDUCED_WHOLE
 from planner.figures.unitkernels import GPTQ_BYTES, GPTQ_OPERATIONS
 from planner.figures.work import BACKWARD_OPERATIONS, Work, unit_work
 from planner.inventory.lora import TARGETS

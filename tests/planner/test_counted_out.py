@@ -15,7 +15,7 @@ from planner.ask import options
 from planner.basics.arith import boundary
 from planner.decide.candidates import Candidate, beats
 from planner.decide.strategies import answer
-from planner.engines import deepspeed_stage12
+from planner.engines import deepspeed
 from planner.parallelism.case import Case
 from planner.spec import Layout, ModelSpec, TrainingJob, presets
 from planner.studies import cost
@@ -100,18 +100,18 @@ def test_weights_that_touch_a_partition_element_by_element(sizes: tuple[int, ...
     """Laid end to end, in parts of equal length whose starts are multiples of two."""
     owner = [place for place, size in enumerate(sizes) for _ in range(size)]
     share = next(n for n in range(2, 99, 2) if n * ranks >= len(owner))
-    assert deepspeed_stage12._share(sizes, ranks) == share
+    assert deepspeed._share(sizes, ranks) == share
     parts = [set(owner[rank * share : (rank + 1) * share]) for rank in range(ranks)]
     touching = [sum(sizes[place] for place in part) for part in parts]
 
-    assert list(deepspeed_stage12._touching(sizes, ranks)) == touching
+    assert list(deepspeed._touching(sizes, ranks)) == touching
     for reduced in range(len(owner) + 1):
         done = owner[len(owner) - reduced :] if reduced else []  # the last weights come first
         indices = range(len(owner) - len(done), len(owner))
         begun = [any(rank * share <= index < (rank + 1) * share for index in indices) for rank in range(ranks)]
         for accumulated in (False, True):
             kept = max(size * (accumulated + made) for size, made in zip(touching, begun, strict=True))
-            assert deepspeed_stage12._kept(sizes, ranks, reduced, accumulated) == kept, reduced
+            assert deepspeed._kept(sizes, ranks, reduced, accumulated) == kept, reduced
 
 
 # -- what a run costs --------------------------------------------------------------------------------------------------
@@ -175,11 +175,11 @@ def test_the_host_keeps_gradients_of_earlier_micro_batches_at_stage_2(stage: int
     case = Case(MODEL, TrainingJob(), layout, NODE, presets.runtime("deepspeed-zero"))
     trained = 7 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 176 * 64 + 2 * 64) + 2 * 512 * 64 + 64
     partition = 2 * math.ceil(trained / 16)
-    more = 2 * deepspeed_stage12.touching_elements(case) if kept else 0
-    built, later = (deepspeed_stage12.host(case, built) for built in (True, False))
+    more = 2 * deepspeed.touching_elements(case) if kept else 0
+    built, later = (deepspeed.host(case, built) for built in (True, False))
 
     assert built["grads"] == 4 * partition
     assert later["grads"] == 4 * partition + more
     assert built["buckets"] == later["buckets"] == 2 * (partition + 512 * 64)
     assert built["optimizer"] == later["optimizer"] == 12 * partition
-    assert deepspeed_stage12.largest_trained(case) == 512 * 64
+    assert deepspeed.largest_trained(case) == 512 * 64

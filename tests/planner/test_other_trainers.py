@@ -12,7 +12,7 @@ from planner.ask import options
 from planner.ask.question import warnings
 from planner.engines import engine_of
 from planner.engines.common import stored_weight_bytes
-from planner.engines.deepspeed_stage12 import allocated_bucket_elements
+from planner.engines.deepspeed import allocated_bucket_elements
 from planner.figures.memory import memory_breakdown
 from planner.inventory import Compute, Moment, Stage, optimizers, parameters, unit_weights, walk
 from planner.inventory.narrow import gptq_element_bytes

@@ -1,7 +1,7 @@
 """DeepSpeed's JSON: ZeRO stage, buckets, offload, precision, batches; "auto" as Hugging Face Trainer fills it in.
 
 Keys and defaults: deepspeed 0.19 (runtime/config.py, runtime/zero/config.py); auto: transformers 5
-(integrations/deepspeed.py). Not here: what DeepSpeed does with them (planner/engines/deepspeed_stage12.py).
+(integrations/deepspeed.py). Not here: what DeepSpeed does with them (planner/engines/deepspeed.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""DeepSpeed ZeRO-1 and 2 (and 0, a pipeline's): weights whole, states in one flat partition a rank.
+"""DeepSpeed ZeRO: the engine of all stages, and stages 1 and 2 (and 0, a pipeline's): weights whole, states in
+one flat partition a rank.
 
 Gradients are averaged by all-reduce of whole buckets (DeepSpeed's default on every transport), at the end of backward
 at stage 1 and whenever a bucket is full at stage 2. Read in deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, and
@@ -16,7 +17,7 @@ from typing import Any
 
 from planner.basics.arith import Number, by_value, ceil_div, in_shape_of, is_column, maximum, minimum, where
 from planner.basics.quantities import BYTES
-from planner.engines import deepspeed_stage3, deepspeed_stage12
+from planner.engines import deepspeed_stage3
 from planner.engines.base import Blocks, Call, Engine, Held, Holder, HookOperations
 from planner.engines.common import (
     allgather_bucket_elements,
@@ -387,7 +388,7 @@ def updated_elements(case: Case) -> Number:
     """Elements whose optimizer states a rank has."""
     if _at_stage3(case):
         return deepspeed_stage3.shard_elements(case, trainable=True)
-    return deepspeed_stage12.partition_elements(case)
+    return partition_elements(case)
 
 
 SUB_GROUP_ELEMENTS = 10**9
@@ -479,7 +480,7 @@ class Deepspeed(Engine):
 
     def resident(self, case: Case) -> Held:
         """What stays between steps, on CPU processes what is offloaded too."""
-        held = deepspeed_stage3.resident(case) if _at_stage3(case) else deepspeed_stage12.resident(case)
+        held = deepspeed_stage3.resident(case) if _at_stage3(case) else resident(case)
         return held if case.host_apart else with_terms(held, self.host(case))
 
     def host(self, case: Case, *, built: bool = False) -> Held:
@@ -488,7 +489,7 @@ class Deepspeed(Engine):
         layout = case.layout
         if not (layout.offload_optimizer or layout.offload_params):
             return {}
-        held = deepspeed_stage3.host(case) if _at_stage3(case) else deepspeed_stage12.host(case, built)
+        held = deepspeed_stage3.host(case) if _at_stage3(case) else host(case, built)
         if built and layout.offload_optimizer:
             held["optimizer"] = updated_elements(case) * states(case).master
         return held
@@ -496,7 +497,7 @@ class Deepspeed(Engine):
     def outside(self, case: Case) -> list[tuple[str, Held]]:
         """Building, the reductions that end a backward (activations are gone by then), and the step."""
         stay = self.resident(case)
-        reduced = deepspeed_stage3.final_reduction if _at_stage3(case) else deepspeed_stage12.final_reduction
+        reduced = deepspeed_stage3.final_reduction if _at_stage3(case) else final_reduction
         return [
             *(("load", held) for held in self.load(case)),
             ("backward", reduced(case, stay)),
@@ -506,23 +507,23 @@ class Deepspeed(Engine):
     def load(self, case: Case) -> list[Held]:
         """The fullest moments while model, engine and optimizer are built."""
         on_host = {} if case.host_apart else self.host(case, built=True)
-        return deepspeed_stage3.load(case, on_host) if _at_stage3(case) else deepspeed_stage12.load(case, on_host)
+        return deepspeed_stage3.load(case, on_host) if _at_stage3(case) else load(case, on_host)
 
     def load_host(self, case: Case) -> Number:
         """Bytes of one rank in host memory where the device has no room to lay the weights end to end (stages 1 and
         2)."""
-        return 0.0 if _at_stage3(case) else deepspeed_stage12.load_host(case)
+        return 0.0 if _at_stage3(case) else load_host(case)
 
     def holder(self, case: Case) -> Holder:
         """Resident states, gradients so far, the bucket being filled, and (stage 3) the weights in use."""
         stay = self.resident(case)
-        return deepspeed_stage3.holder(case, stay) if _at_stage3(case) else deepspeed_stage12.holder(case, stay)
+        return deepspeed_stage3.holder(case, stay) if _at_stage3(case) else holder(case, stay)
 
     def reducing_layers(self, case: Case, moment: Moment, layers: int) -> Iterable[int]:
         """Those where a gradient does not fit into the bucket, which goes first."""
         if case.layout.zero_stage <= 1:  # buckets go when backward is over
             return ()
-        kinds = [size for _, size in flushes(case, False)] if _at_stage3(case) else deepspeed_stage12.reductions(case)
+        kinds = [size for _, size in flushes(case, False)] if _at_stage3(case) else reductions(case)
         return flushing_layers(case, moment, layers, kinds)
 
     def step(self, case: Case) -> list[Held]:
@@ -562,7 +563,7 @@ class Deepspeed(Engine):
 
     def collectives(self, case: Case) -> list[Call]:
         """Stages 1 and 2: bucketed all-reduces and one gather of the new weights; stage 3: gathers by weight."""
-        return deepspeed_stage3.collectives(case) if _at_stage3(case) else deepspeed_stage12.collectives(case)
+        return deepspeed_stage3.collectives(case) if _at_stage3(case) else collectives(case)
 
     def ideal(self, case: Case) -> list[Call]:
         """The paper's own."""
