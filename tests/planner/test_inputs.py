@@ -113,7 +113,7 @@ def test_a_changed_input_is_refused_by_name_with_the_way_out(files, field, name,
 
 
 def test_a_large_input_is_sampled_in_all_its_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(contents, "WHOLE_BYTES", 2**20)
+    monkeypatch.setattr(reading, "WHOLE_BYTES", 2**20)
     large = tmp_path / "tokens.bin"
     large.write_bytes(bytes(8 * 2**20))
     before = content_of(large, "data")
