@@ -1,7 +1,7 @@
 """Whether installed software can run a case: the backends' rules, asked through the seam of backend.py.
 
 The planner names no backend module in an import, so it works without the executor installed. Not here: any rule of a
-backend (executor/backends/), or the nearest case that runs (nearest.py).
+backend (executor/backends/), or the nearest case that runs (estimation.py).
 """
 
 from __future__ import annotations

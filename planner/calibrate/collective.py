@@ -1,6 +1,6 @@
 """A bandwidth row through the link model: the bandwidth that a collective of some bytes is predicted to reach.
 
-Not here: the question of a row (asked.py), or the link model (linktime.py).
+Not here: the question of a row (asked.py), or the link model (comm.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fits the curve of each link to measured collectives, innermost tier first.
 
-A sample is one collective of neighbouring ranks on a known cluster. Not here: the model that is fitted (linktime.py),
+A sample is one collective of neighbouring ranks on a known cluster. Not here: the model that is fitted (comm.py),
 or what rows mean (truth/).
 """
 

@@ -3,7 +3,7 @@ evidence it rests on.
 
 A calibration (presets/calibrations/*.toml) is a list of entries. What it leaves out is that of the one it is based on,
 and in the end of uncalibrated.toml, whose entries are guesses and say so. Not here: the fits (calibrate/), or the
-formulas that the numbers go into (steptime.py, memory.py, linktime.py).
+formulas that the numbers go into (steptime.py, memory.py, comm.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The files that a plan names: absolute paths, what was in them when it was made, and whether it is in them still.
 
-Not here: the digest (contents.py), or whether a file suits the plan (executor/preflight/datacheck.py,
+Not here: the digest (reading.py), or whether a file suits the plan (executor/preflight/datacheck.py,
 executor/preflight/checkpoint.py).
 """
 

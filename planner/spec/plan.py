@@ -113,7 +113,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file or folder that the recipe names in `field`: its absolute path, and what was in it (contents.py)."""
+    """A file or folder that the recipe names in `field`: its absolute path, and what was in it (reading.py)."""
 
     field: str
     path: str
