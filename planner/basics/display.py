@@ -1,7 +1,7 @@
 """An answer as sentences and tables, and what draws them: text for a terminal, HTML for a notebook or a page.
 
-A view (planner/views/) makes the elements of a value and registers itself with `elements_of`; a `Displayed` value
-then shows them at the prompt and in a notebook. Not here: any figure, or how one is printed (quantities.py).
+A view (planner/views/) makes the elements of a value. The library registers it with `elements_of`, and a `Displayed`
+value then shows them at the prompt and in a notebook. Not here: any figure, or how one is printed (quantities.py).
 """
 
 from __future__ import annotations

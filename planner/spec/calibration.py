@@ -113,8 +113,8 @@ class ComputeEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class OverlapEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How communication and compute get in each other's way.
 
-    `hidden_share`: of the communication that may run beside compute, the part that really does. `straggle_s` stands in
-    files of before and is no longer used: what it saw was the host of some published runs
+    `hidden_share`: of the communication that may run beside compute, the part that really does. `straggle_s` stands
+    in files of earlier versions and is ignored: it fitted how long hosts of some published runs took
     (tests/truth/published/conditions.py).
     """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from planner.basics.display import Element, Table, as_text, elements_of
+from planner.basics.display import Element, Table, as_text
 from planner.basics.quantities import format_bytes, format_duration, format_seconds, format_volume
 from planner.studies.compare import Comparison, Side, Volume, ratio
 from planner.views.render import NOT_KNOWN, count_text, layout_text
@@ -21,7 +21,6 @@ def compare_text(found: Comparison) -> str:
     return as_text(compare_view(found))
 
 
-@elements_of.register(Comparison)
 def compare_view(found: Comparison) -> list[Element]:
     """Names first: columns are A, B, ..."""
     letters = [chr(ord("A") + place) for place in range(len(found.sides))]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from planner.basics.display import Element, Table, as_text, elements_of
+from planner.basics.display import Element, Table, as_text
 from planner.basics.quantities import format_bytes, format_duration
 from planner.studies.cost import Cost
 from planner.views import strategy_text
@@ -27,7 +27,6 @@ def cost_text(found: Cost) -> str:
     return as_text(cost_view(found))
 
 
-@elements_of.register(Cost)
 def cost_view(found: Cost) -> list[Element]:
     """One figure a row."""
     best, question = found.best, found.question

@@ -5,7 +5,7 @@ Not here: any figure (planner.studies.fit).
 
 from __future__ import annotations
 
-from planner.basics.display import Element, Table, as_text, elements_of
+from planner.basics.display import Element, Table, as_text
 from planner.studies.fit import FitLimit, FitLimits
 from planner.views import strategy_text
 from planner.views.phase import ON_CARD
@@ -26,7 +26,6 @@ def fit_text(found: FitLimits) -> str:
     return as_text(fit_view(found))
 
 
-@elements_of.register(FitLimits)
 def fit_view(found: FitLimits) -> list[Element]:
     """The table, then what stops each."""
     head = ("", "what fits", "strategy", *FIGURES)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from planner.ask import options
 from planner.ask.question import Question, check_meant
+from planner.basics.display import elements_of
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.basics.output import may_write, write_whole
 from planner.basics.quantities import GB, duration_s, gpu_counts, large_count, length, real, share, whole
@@ -33,12 +34,12 @@ from planner.studies.cost import Cost
 from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES, FitLimits
 from planner.studies.objectives import OBJECTIVES, Reached
 from planner.studies.sweep import DEFAULT_WORTH, Sweep
-from planner.views import compare as _compare_view  # noqa: F401
-from planner.views import cost as _cost_view  # noqa: F401
-from planner.views import fit as _fit_view  # noqa: F401
-from planner.views import shown as _layout_view  # noqa: F401
-from planner.views import sweep as _sweep_view  # noqa: F401
-from planner.views.verdict import answer_view as _answer_view  # noqa: F401  these make the elements that results show
+from planner.views.verdict import answer_view
+from planner.views.compare import compare_view
+from planner.views.cost import cost_view
+from planner.views.fit import fit_view
+from planner.views.shown import estimate_view
+from planner.views.sweep import sweep_view
 
 __all__ = [
     "Answer", "Comparison", "Cost", "Estimate", "Explanation", "FitLimits", "Plan", "PlannerError", "Sweep", "compare",
@@ -53,6 +54,13 @@ MOST_SHOWN = 100
 MOST_GPUS = 10**6
 CONFLICTS = {"largest-context": "seq_len", "largest-micro-batch": "micro_batch_size"}
 """What an objective looks for cannot be given."""
+
+elements_of.register(Answer, answer_view)
+elements_of.register(Comparison, compare_view)
+elements_of.register(Cost, cost_view)
+elements_of.register(Estimate, estimate_view)
+elements_of.register(FitLimits, fit_view)
+elements_of.register(Sweep, sweep_view)
 
 Asking = TypeVar("Asking", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ import msgspec
 
 from planner.ask.fits import SAID as BOUND_SAID
 from planner.ask.question import Question
-from planner.basics.display import Element, Table, as_text, elements_of
+from planner.basics.display import Element, Table, as_text
 from planner.basics.quantities import GIB, MIB, format_bytes, format_volume
 from planner.decide.answers import Estimate
 from planner.decide.estimate_json import BUFFERS, breakdown
@@ -89,7 +89,6 @@ def shown_layout(one: Estimate, asked: Question) -> ShownLayout:
     )
 
 
-@elements_of.register(Estimate)
 def estimate_view(one: Estimate) -> list[Element]:
     """A layout's row, memory by phase, collectives and time."""
     parts: list[Element] = [layouts_table([one], None), "", memory_table(one.memory.phases), _sum_line(one), ""]

@@ -6,7 +6,7 @@ Not here: any figure (planner.studies.sweep).
 from __future__ import annotations
 
 from planner.ask.question import warnings
-from planner.basics.display import Element, Table, as_text, elements_of
+from planner.basics.display import Element, Table, as_text
 from planner.studies.sweep import Sweep, SweepPoint
 from planner.views import strategy_text
 from planner.views.render import NOT_KNOWN, cells, count_text, network_text, percent_text, seconds_text
@@ -22,7 +22,6 @@ def sweep_text(found: Sweep) -> str:
     return as_text(sweep_view(found))
 
 
-@elements_of.register(Sweep)
 def sweep_view(found: Sweep) -> list[Element]:
     """What is kept fixed, the table, and the verdict with its criterion."""
     question = found.question

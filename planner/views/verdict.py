@@ -20,7 +20,7 @@ from planner.views.render import batch_text, changes, host_text, layout_text
 
 if TYPE_CHECKING:
     from planner.studies.fit import FitLimit
-from planner.basics.display import Element, as_text, elements_of
+from planner.basics.display import Element, as_text
 from planner.decide.reasons import reasons_of
 from planner.views.render import REASON_COLUMNS, assumed_text, headline, layouts_table
 
@@ -181,7 +181,6 @@ def answer_text(found: Answer) -> str:
     return as_text(answer_view(found))
 
 
-@elements_of.register(Answer)
 def answer_view(found: Answer) -> list[Element]:
     """The table of strategies, why some do not fit or are not there, the recommendation, and the reasons for it."""
     parts: list[Element] = [headline(found.question), ""]

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import termios
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,8 +26,15 @@ from executor.follow import attach
 from executor.run import launch
 from executor.system.processes import processes_of
 
-PATIENCE_S, AGAIN_S = 300, 60
+PATIENCE_S = 300
 EXECUTOR = str(Path(sys.executable).with_name("executor"))
+
+
+def _as_an_interactive_shell() -> None:
+    """Ctrl-C is a signal of the terminal, and heeded: tests that a script starts in the background inherit SIGINT as
+    ignored, and so would the command."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Terminal:
@@ -43,7 +49,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C is a signal of the terminal
+            preexec_fn=_as_an_interactive_shell,
         )
         os.close(slave)
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -57,13 +63,8 @@ class Terminal:
             pass
 
     def interrupt(self) -> int:
-        """Press Ctrl-C, and again where the command is still there after a minute, as a person would: one of some
-        hundred runs of this test kept a command for 300 s, for a reason that is not known. The exit code."""
-        for _ in range(3):
-            os.write(self.master, b"\x03")
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(AGAIN_S)
-                break
+        """Press Ctrl-C. The exit code."""
+        os.write(self.master, b"\x03")
         return self.ended()
 
     def ended(self) -> int:

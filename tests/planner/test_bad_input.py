@@ -121,7 +121,7 @@ CHOICES = [(option, value) for option in OPTIONS.values() for value in option.ch
 
 @pytest.mark.parametrize(("option", "value"), CHOICES, ids=[f"{option.name}={value}" for option, value in CHOICES])
 def test_no_choice_by_itself_is_an_internal_error(option, value, capsys):
-    """A kind of adapter was one where nobody had asked for adapters."""
+    """An option that named a kind of adapter, in a question without adapters, ended in an internal error once."""
     for words in (("--model", "gpt2", "--gpus", "2"), ("--model", "tiny-llama", "--gpus", "1")):
         code = command.exit_code(planner, ("estimate", *words, "--gpu", "h100", option.flag, value), name="planner")
         out, err = capsys.readouterr()

@@ -1,5 +1,4 @@
-"""Engines and model code that are not shipped: nobody starts a new run with them, and published rows are predicted by
-them alone.
+"""Engines and model code that are not shipped: only published rows ran on them, and no new run does.
 
 Importing this package makes them known, as an entry point does for an installed one. Not here: their code, or who reads
 rows in their words (tests/truth/published).
