@@ -34,12 +34,12 @@ from planner.studies.cost import Cost
 from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES, FitLimits
 from planner.studies.objectives import OBJECTIVES, Reached
 from planner.studies.sweep import DEFAULT_WORTH, Sweep
-from planner.views.verdict import answer_view
 from planner.views.compare import compare_view
 from planner.views.cost import cost_view
 from planner.views.fit import fit_view
 from planner.views.shown import estimate_view
 from planner.views.sweep import sweep_view
+from planner.views.verdict import answer_view
 
 __all__ = [
     "Answer", "Comparison", "Cost", "Estimate", "Explanation", "FitLimits", "Plan", "PlannerError", "Sweep", "compare",
