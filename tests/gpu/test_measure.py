@@ -62,7 +62,7 @@ def measure(folder: Path, name: str, matrix: str, *arguments: str) -> Measured:
     done = subprocess.run(
         [*command, "--runs", str(runs), *arguments],
         cwd=PROJECT,
-        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])},
         text=True,
         capture_output=True,
         timeout=PATIENCE_S,
