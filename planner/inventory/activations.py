@@ -5,17 +5,18 @@ Not here: the matrix products around them (mlp.py, moe.py).
 
 from __future__ import annotations
 
-from planner.inventory.ops import mul, scaled, silu
+from planner.inventory.compute import ModelPass
+from planner.inventory.ops import add, cast, product_of, scaled, silu
 from planner.inventory.tape import Storage, Tape, Tensor
-from planner.spec import ModelSpec
 
 
-def activation(tape: Tape, x: Tensor, model: ModelSpec) -> Tensor:
+def activation(run: ModelPass, x: Tensor) -> Tensor:
     """The function a model's MLP applies."""
+    tape, model, compute, _ = run
     if model.family == "bloom":
         return _bloom_gelu(tape, x)
     if model.activation == "gelu_new":
-        return _new_gelu(tape, x)
+        return _new_gelu(tape, x, compute.power_ratio)
     if model.activation == "relu":
         return _relu(tape, x)
     return silu(tape, x)  # torch's gelu, too, keeps its input and makes one gradient
@@ -26,33 +27,30 @@ def _relu(tape: Tape, x: Tensor) -> Tensor:
     return tape.derived(x, keeps_result=True)
 
 
-def _new_gelu(tape: Tape, x: Tensor) -> Tensor:
+def _new_gelu(tape: Tape, x: Tensor, power_ratio: float) -> Tensor:
     """`0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3)))` in Python: keeps x, tanh and both factors.
 
-    CUDA's autocast computes the power, and all that follows from it, in fp32: not counted here.
+    The power is taken of a copy of x `power_ratio` times as large, and all that follows from it is as large
+    (Compute.power_ratio). Measured on an H100 under bf16 autocast: 18,464 bytes a token and layer of GPT-2 more than
+    on a CPU; this rule says 18,432.
     """
     half = scaled(tape, x)
-    cube = tape.new(x.size, needs_grad=x.needs_grad)
+    base = cast(tape, x, power_ratio)
+    cube = tape.new(base.size, needs_grad=x.needs_grad)
 
     def cube_backward(grad: Storage) -> None:
-        power, tripled = tape.allocate(x.size), tape.allocate(x.size)
-        tape.grad_of(x)
+        power, tripled = tape.allocate(base.size), tape.allocate(base.size)
+        tape.grad_of(base)
         tape.release(power, tripled)
 
-    tape.record(cube, (x,), cube_backward)
+    tape.record(cube, (base,), cube_backward)
     small = tape.replaced(cube, scaled(tape, cube))
-    inner = tape.new(x.size, needs_grad=x.needs_grad)
-
-    def inner_backward(grad: Storage) -> None:
-        tape.grad_of(x, alias=grad)
-        tape.grad_of(small, alias=grad)
-
-    tape.record(inner, (), inner_backward)
-    tape.drop(small)
+    inner = add(tape, x, small)
+    tape.drop(base, small)
     argument = tape.replaced(inner, scaled(tape, inner))
     bent = tape.replaced(argument, tape.derived(argument, keeps_result=True))
     raised = tape.replaced(bent, tape.derived(bent, passes_on=True))
-    output = mul(tape, half, raised)
+    output = product_of(tape, half, raised, raised.size)
     tape.drop(half, raised)
     return output
 

@@ -219,6 +219,12 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         return adapters_of(self.lora)
 
     @property
+    def power_ratio(self) -> float:
+        """How much larger a power's input and result are than a product's result: CUDA's autocast takes powers in
+        fp32, a CPU's leaves them as they are (torch, aten/src/ATen/autocast_mode.h, AT_FORALL_FP32)."""
+        return 4 / self.element_bytes if self.autocast and not self.on_cpu else 1.0
+
+    @property
     def adapter_product_bytes(self) -> float:
         """Bytes an element of what an adapter's products make: under autocast 16-bit, whatever the adapter's format."""
         return self.element_bytes if self.autocast else self.adapter_bytes

@@ -37,7 +37,7 @@ def mlp_weights(model: ModelSpec, unit: str = "layer", *, ffn: int = 0, module: 
 
 def walk_mlp(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> Tensor:
     """The MLP's forward; `weights` by role, without any prefix."""
-    tape, model, compute, _ = run
+    tape, _, compute, _ = run
     kernel = compute.kernels.mlp
 
     in_place = "gate" in weights and compute.in_place(weights, "gate", "up", "down")
@@ -51,11 +51,11 @@ def walk_mlp(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> Tensor:
         product = gated_halves(run, linear("gate_up", x))
     elif "gate" not in weights:
         up = linear("up", x)
-        one = activation(tape, up, model) if kernel == "eager" else fused.activated(tape, up, kept=kernel == "fused")
+        one = activation(run, up) if kernel == "eager" else fused.activated(tape, up, kept=kernel == "fused")
         product = tape.replaced(up, one)
     elif kernel == "eager" and not in_place:
         gate = linear("gate", x)
-        active = tape.replaced(gate, activation(tape, gate, model))
+        active = tape.replaced(gate, activation(run, gate))
         up = linear("up", x)
         product = ops.mul(tape, active, up)
         tape.drop(active, up)
@@ -69,14 +69,14 @@ def walk_mlp(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> Tensor:
 def gated_halves(run: ModelPass, both: Tensor, *, kept: bool = True) -> Tensor:
     """The gated product of one tensor's halves, gate and up; takes over the variable. Fused, it may be made again in
     backward (`kept`)."""
-    tape, model, compute, _ = run
+    tape, _, compute, _ = run
     gate, up = ops.split(tape, both, (0.5, 0.5))
     tape.drop(both)
     if compute.kernels.mlp != "eager":
         product = fused.gated(tape, gate, up, kept=kept and compute.kernels.mlp == "fused")
         tape.drop(gate, up)
         return product
-    active = tape.replaced(gate, activation(tape, gate, model))
+    active = tape.replaced(gate, activation(run, gate))
     product = ops.mul(tape, active, up)
     tape.drop(active, up)
     return product
