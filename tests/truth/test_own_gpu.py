@@ -19,7 +19,7 @@ NAMES = ("own_gpu", "own_gpu_fake")
 BESIDE_GIB = (0.06, 0.18)
 """cuBLAS keeps 32 MiB on a Hopper GPU for each of two threads, and the caching allocator rounds what is asked of it."""
 DEVIATES = {"deepspeed": 0.0058}
-"""DeepSpeed takes the norm of each gradient in fp64 (stage_1_and_2.py, get_grad_norm_direct): 8 bytes for each element of
+"""DeepSpeed takes the norm of each gradient in fp64 (stage_1_and_2.py, get_grad_norm_direct): 8 bytes an element of
 the largest, here the embedding's, which is not counted."""
 
 
