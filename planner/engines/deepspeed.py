@@ -71,6 +71,9 @@ def updated_elements(case: Case) -> Number:
     return deepspeed_stage12.partition_elements(case)
 
 
+NORM_BYTES = 8
+"""DeepSpeed takes norms in fp64 (runtime/zero/utils.py, get_norm_dtype)."""
+
 SUB_GROUP_ELEMENTS = 10**9
 """Stage 3 updates a rank's weights in groups of this size (elements; sub_group_size, runtime/zero/config.py)."""
 
@@ -207,8 +210,9 @@ class Deepspeed(Engine):
         return flushing_layers(case, moment, layers, kinds)
 
     def step(self, case: Case) -> list[Held]:
-        """The partition's gradients, laid end to end, then in the master's format; beside that the optimizer's
-        temporaries.
+        """One gradient in fp64 for its norm (up to stage 2: stage_1_and_2.py, get_grad_norm_direct; stage 3's parts are
+        small); then the partition's gradients, laid end to end, then in the master's format; beside that the
+        optimizer's temporaries.
 
         AdamW's loop on CPU holds two results of the partition's size, the list update one (its list has one tensor),
         and the fused one none. Up to stage 2 the gradients are let go once they are flat; stage 3 has buffers for them.
@@ -227,6 +231,9 @@ class Deepspeed(Engine):
             kept = 0.0 if _at_stage3(case) else elements * each.grad
             copied = elements * (each.grad if each.grad != each.master else 0.0)
             moments = [stay | {"grads": stay["grads"] + kept, "temporaries": copied + on_device}, updating]
+            if not _at_stage3(case):
+                one = deepspeed_stage12.largest_part_elements(case) * NORM_BYTES
+                moments.insert(0, stay | {"grads": stay["grads"] + kept, "temporaries": in_shape_of(elements, one)})
         return [*moments, deepspeed_stage3.after_step(case, stay)] if _at_stage3(case) else moments
 
     def blocks(self, case: Case) -> Blocks | None:

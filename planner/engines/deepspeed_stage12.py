@@ -244,6 +244,22 @@ def touching_elements(case: Case) -> Number:
     return by_value(lambda ranks: float(max(_touching(sizes, int(ranks)))), case.layout.dp_shard)
 
 
+def largest_part_elements(case: Case) -> Number:
+    """Elements of the largest part of one weight in any rank's partition."""
+    sizes = trained_sizes(case)
+    return by_value(lambda ranks: float(_largest_part(sizes, int(ranks))), partitions(case))
+
+
+@lru_cache(maxsize=1024)
+def _largest_part(sizes: tuple[int, ...], ranks: int) -> int:
+    share, start, largest = _share(sizes, ranks), 0, 0
+    for size in sizes:
+        first = min(size, share - start % share)  # up to the next rank's partition, then whole ones
+        largest = max(largest, first, min(size - first, share))
+        start += size
+    return largest
+
+
 def _share(sizes: tuple[int, ...], ranks: int) -> int:
     """Elements of a rank's partition."""
     return -(-sum(sizes) // (ranks * START_ALIGNMENT)) * START_ALIGNMENT
