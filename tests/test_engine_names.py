@@ -18,7 +18,7 @@ OWN = ("planner/engines", "planner/spec/engines.py", "executor/backends", "execu
 LISTED = {
     "ends.py": (2, "a kernel of the loss, which happens to be called as the engine it comes from"),
     "kernels.py": (1, "a namespace of torch's operations, which is called as the package"),
-    "moe.py": (1, "an order of Megatron-Core's modules for experts, which is called as the engine"),
+    "mlp.py": (1, "an order of Megatron-Core's modules for experts, which is called as the engine"),
     "old_rows.py": (2, "words of measured rows that were written before rows carried their plan"),
 }
 """File -> (comparisons, why it does not ask the record)."""

@@ -21,6 +21,7 @@ from typing import Any
 from executor.system import cgroups, processes
 
 CLONE_NEWUTS = 0x04000000
+SHUTDOWN_TIMEOUT = "--shutdown-timeout"
 
 
 def main(arguments: list[str]) -> int:
@@ -42,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
     store.bind_rendezvous()
     kills = cgroups.oom_kills()
-    options = torchrun.parse_args(arguments)  # type: ignore[no-untyped-call]
+    options = torchrun.parse_args(_waiting_as_asked(arguments))  # type: ignore[no-untyped-call]
     if os.environ.pop("MESHWRIGHT_CONFIGURED", None) == "stdin" and not _configured():
         return 1
     # The supervisor bound the rendezvous port; importing torch took seconds, so it is let go only here.
@@ -64,6 +65,19 @@ def main(arguments: list[str]) -> int:
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
+
+
+def _waiting_as_asked(arguments: list[str]) -> list[str]:
+    """The arguments that this torchrun knows: that of PyTorch 2.11 always waits 30 s for its ranks after a SIGTERM,
+    so there `--shutdown-timeout` becomes the default of what waits."""
+    from torch.distributed.elastic.multiprocessing import PContext
+    from torch.distributed.launcher.api import LaunchConfig
+
+    if hasattr(LaunchConfig, "shutdown_timeout") or SHUTDOWN_TIMEOUT not in arguments:
+        return arguments
+    at = arguments.index(SHUTDOWN_TIMEOUT)
+    PContext.close.__defaults__ = (None, int(arguments[at + 1]))
+    return arguments[:at] + arguments[at + 2 :]
 
 
 def _configured() -> bool:

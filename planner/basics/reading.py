@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from planner.basics import reading
 from planner.basics.output import KINDS
 
 MIB = 2**20
@@ -252,7 +251,7 @@ def _of_files(folder: Path, names: Iterable[str], *, named: bool = True) -> Cont
 
 
 def _parts(path: Path, size: int, *, whole: bool) -> Iterable[bytes]:
-    with reading.opened(path) as stream:
+    with opened(path) as stream:
         if whole or size <= BLOCKS * BLOCK_BYTES:
             while part := stream.read(2**20):
                 yield part
@@ -282,10 +281,10 @@ def _checkpoint_files(folder: Path) -> list[str]:
 def weight_map(index: Path) -> dict[str, str]:
     """The file of each weight, by the index of a folder (OSError; ValueError for none, and for a name that leaves the
     folder)."""
-    found = reading.read_json(reading.read_bytes(index))
+    found = read_json(read_bytes(index))
     table = found.get("weight_map") if isinstance(found, dict) else None
     if not isinstance(table, dict) or not table:
         raise ValueError("has no weight_map")
-    if outside := [name for name in table.values() if not reading.inside(name)]:
+    if outside := [name for name in table.values() if not inside(name)]:
         raise ValueError(f"names {ascii(outside[0])[:80]}, which is not a file of its folder")
     return table

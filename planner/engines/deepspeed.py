@@ -30,6 +30,7 @@ from planner.engines.ddp import finished_elements, waiting_elements
 from planner.engines.deepspeed_common import (
     BUCKETS,
     NO_REPLICAS,
+    START_ALIGNMENT,
     bucket_count,
     bucket_elements,
     configured_elements,
@@ -38,10 +39,14 @@ from planner.engines.deepspeed_common import (
     flushes,
     flushing_layers,
     frozen_bytes,
+    largest_part_elements,
     left_to_adamw,
     optimizer_bytes,
+    partition_share,
     reduced_bytes,
     states,
+    touching_by_rank,
+    touching_elements,
     trained_sizes,
     with_terms,
 )
@@ -51,9 +56,6 @@ from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, Case, once
 from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
 from planner.parallelism.zero import whole_bytes
-
-START_ALIGNMENT = 2
-"""Flat groups are padded to a multiple of this times the ranks (nccl_start_alignment_factor)."""
 
 
 def partition_elements(case: Case) -> Number:
@@ -224,9 +226,9 @@ def _kept(sizes: tuple[int, ...], ranks: int, reduced: int, accumulated: bool) -
 def _fuller_ranks(sizes: tuple[int, ...], ranks: int) -> tuple[tuple[int, int], ...]:
     """(elements reduced before the first of its own, elements of the weights that touch its partition) of each rank
     that has more of them than all whose gradients are reduced before."""
-    share, total = _share(sizes, ranks), sum(sizes)
+    share, total = partition_share(sizes, ranks), sum(sizes)
     found: list[tuple[int, int]] = []
-    for rank, kept in reversed([*enumerate(_touching(sizes, ranks))]):
+    for rank, kept in reversed([*enumerate(touching_by_rank(sizes, ranks))]):
         if not found or kept > found[-1][1]:
             found.append((max(total - (rank + 1) * share, 0), kept))
     return tuple(found)
@@ -247,35 +249,11 @@ def _reductions(
 ) -> tuple[tuple[int, ...], ...]:
     total, found = sum(sizes), [[content] for _, content in flushed]
     for ranks in counts:
-        share, fuller, reduced = _share(sizes, ranks), _fuller_ranks(sizes, ranks), 0
+        share, fuller, reduced = partition_share(sizes, ranks), _fuller_ranks(sizes, ranks), 0
         for one, (finished, content) in zip(found, flushed, strict=True):
             one += [_spans(total - finished, content, share), bisect_left(fuller, (reduced,))]
             reduced = finished
     return tuple(map(tuple, found))
-
-
-def touching_elements(case: Case) -> Number:
-    """Elements of every weight that touches the fullest rank's partition, whole."""
-    sizes = trained_sizes(case)
-    return by_value(lambda ranks: float(max(_touching(sizes, int(ranks)))), case.layout.dp_shard)
-
-
-def _share(sizes: tuple[int, ...], ranks: int) -> int:
-    """Elements of a rank's partition."""
-    return -(-sum(sizes) // (ranks * START_ALIGNMENT)) * START_ALIGNMENT
-
-
-@lru_cache(maxsize=1024)
-def _touching(sizes: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-    """Elements of the weights that touch each rank's partition, whole."""
-    share = _share(sizes, ranks)
-    kept = [0] * ranks
-    start = 0
-    for size in sizes:
-        for rank in range(start // share, min(ranks - 1, (start + size - 1) // share) + 1):
-            kept[rank] += size
-        start += size
-    return tuple(kept)
 
 
 def final_reduction(case: Case, stay: Held) -> Held:
@@ -308,7 +286,9 @@ def copied_bytes(case: Case, finished: Number, content: Number) -> Number:
     own, sent = states(case).grad, reduced_bytes(case)
     sizes = trained_sizes(case)
     start = sum(sizes) - finished
-    laid_out = by_value(lambda ranks: float(_spans(start, content, _share(sizes, int(ranks)))), case.layout.dp_shard)
+    laid_out = by_value(
+        lambda ranks: float(_spans(start, content, partition_share(sizes, int(ranks)))), case.layout.dp_shard
+    )
     return laid_out * own + (own != sent) * sent
 
 
@@ -390,6 +370,9 @@ def updated_elements(case: Case) -> Number:
         return deepspeed_stage3.shard_elements(case, trainable=True)
     return partition_elements(case)
 
+
+NORM_BYTES = 8
+"""DeepSpeed takes norms in fp64 (runtime/zero/utils.py, get_norm_dtype)."""
 
 SUB_GROUP_ELEMENTS = 10**9
 """Stage 3 updates a rank's weights in groups of this size (elements; sub_group_size, runtime/zero/config.py)."""
@@ -527,8 +510,9 @@ class Deepspeed(Engine):
         return flushing_layers(case, moment, layers, kinds)
 
     def step(self, case: Case) -> list[Held]:
-        """The partition's gradients, laid end to end, then in the master's format; beside that the optimizer's
-        temporaries.
+        """One gradient in fp64 for its norm (up to stage 2: stage_1_and_2.py, get_grad_norm_direct; stage 3's parts are
+        small); then the partition's gradients, laid end to end, then in the master's format; beside that the
+        optimizer's temporaries.
 
         AdamW's loop on CPU holds two results of the partition's size, the list update one (its list has one tensor),
         and the fused one none. Up to stage 2 the gradients are let go once they are flat; stage 3 has buffers for them.
@@ -547,6 +531,9 @@ class Deepspeed(Engine):
             kept = 0.0 if _at_stage3(case) else elements * each.grad
             copied = elements * (each.grad if each.grad != each.master else 0.0)
             moments = [stay | {"grads": stay["grads"] + kept, "temporaries": copied + on_device}, updating]
+            if not _at_stage3(case):
+                one = largest_part_elements(case) * NORM_BYTES
+                moments.insert(0, stay | {"grads": stay["grads"] + kept, "temporaries": in_shape_of(elements, one)})
         return [*moments, deepspeed_stage3.after_step(case, stay)] if _at_stage3(case) else moments
 
     def blocks(self, case: Case) -> Blocks | None:

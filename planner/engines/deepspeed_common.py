@@ -1,4 +1,5 @@
-"""What DeepSpeed does alike at every ZeRO stage: number formats, the optimizer's bytes, buckets as they fill.
+"""What DeepSpeed does alike at every ZeRO stage: number formats, the optimizer's bytes, buckets as they fill, and the
+flat partitions of stages 1 and 2.
 
 Not here: what a stage shards and sends (deepspeed.py, deepspeed_stage3.py), or how large a bucket is made
 (common.py).
@@ -10,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 
-from planner.basics.arith import Number, ceil_div, maximum
+from planner.basics.arith import Number, by_value, ceil_div, maximum
 from planner.basics.quantities import BYTES
 from planner.engines.base import Held
 from planner.engines.common import (
@@ -220,3 +221,49 @@ NO_GPT2 = Rule(
     fix=lambda case: "Use tp=1 and more data parallel ranks",
 )
 """A rule of what splits linears as AutoTP does."""
+
+
+START_ALIGNMENT = 2
+"""Flat groups are padded to a multiple of this times the ranks (nccl_start_alignment_factor)."""
+
+
+def partition_share(sizes: tuple[int, ...], ranks: int) -> int:
+    """Elements of a rank's partition."""
+    return -(-sum(sizes) // (ranks * START_ALIGNMENT)) * START_ALIGNMENT
+
+
+def touching_elements(case: Case) -> Number:
+    """Elements of every weight that touches the fullest rank's partition, whole."""
+    sizes = trained_sizes(case)
+    return by_value(lambda ranks: float(max(touching_by_rank(sizes, int(ranks)))), case.layout.dp_shard)
+
+
+@lru_cache(maxsize=1024)
+def touching_by_rank(sizes: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+    """Elements of the weights that touch each rank's partition, whole."""
+    share = partition_share(sizes, ranks)
+    kept = [0] * ranks
+    start = 0
+    for size in sizes:
+        for rank in range(start // share, min(ranks - 1, (start + size - 1) // share) + 1):
+            kept[rank] += size
+        start += size
+    return tuple(kept)
+
+
+def largest_part_elements(case: Case) -> Number:
+    """Elements of the largest part of one weight in any rank's partition."""
+    sizes = trained_sizes(case)
+    return by_value(
+        lambda ranks: float(_largest_part(sizes, int(ranks))), case.layout.dp_shard if case.layout.zero_stage else 1
+    )
+
+
+@lru_cache(maxsize=1024)
+def _largest_part(sizes: tuple[int, ...], ranks: int) -> int:
+    share, start, largest = partition_share(sizes, ranks), 0, 0
+    for size in sizes:
+        first = min(size, share - start % share)  # up to the next rank's partition, then whole ones
+        largest = max(largest, first, min(size - first, share))
+        start += size
+    return largest

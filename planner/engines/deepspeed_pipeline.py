@@ -21,8 +21,15 @@ from planner.engines import deepspeed, deepspeed_autotp, deepspeed_common
 from planner.engines.base import Blocks, Call, Held, Holder, HookOperations
 from planner.engines.common import implementation, parallel_calls, parallel_ideal
 from planner.engines.ddp import finished_elements
-from planner.engines.deepspeed import START_ALIGNMENT, largest_trained
-from planner.engines.deepspeed_common import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS, drawn_bytes
+from planner.engines.deepspeed import largest_trained
+from planner.engines.deepspeed_common import (
+    BUCKETS,
+    NO_GPT2,
+    NO_REPLICAS,
+    SPLIT_MODELS,
+    START_ALIGNMENT,
+    drawn_bytes,
+)
 from planner.inventory import Compute, Moment, optimizers
 from planner.inventory.ends import residual
 from planner.parallelism import zero

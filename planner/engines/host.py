@@ -59,7 +59,7 @@ def _stage12_transfers(case: Case) -> list[Transfer]:
         deepspeed.partition_elements(case),
         case.layout.grad_accum,
     )
-    whole = deepspeed.touching_elements(case) * each.weight
+    whole = deepspeed_common.touching_elements(case) * each.weight
     adds = deepspeed.accumulates_on_host(case)
     put, fetched = (where(accum > 1, accum, 0), accum - 1) if adds else (accum * 0, accum * 0)
     return [

@@ -16,7 +16,7 @@ from planner.basics.quantities import BYTES
 from planner.engines.base import Call, Engine, Held
 from planner.engines.common import parallel_calls, parallel_compute
 from planner.inventory import Compute, Weight, narrow
-from planner.inventory.moe import is_router
+from planner.inventory.mlp import is_router
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.collectives import ideal_call, merged

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from planner.inventory import attention, fused, ops
+from planner.inventory import fused, ops
 from planner.inventory.compute import Compute, ModelPass
-from planner.inventory.moe import soft_cap
 from planner.inventory.names import names_of
 from planner.inventory.ops import add, cast, cloned, copied, dropout, joined, product_of, scaled, slices, split
 from planner.inventory.packaged import projection_of
@@ -64,7 +63,7 @@ def written_out_attention(
     if not alibi:
         scores = tape.replaced(scores, scaled(tape, scores))
     if model.attention_soft_cap is not None:
-        scores = soft_cap(tape, scores)
+        scores = ops.soft_cap(tape, scores)
     # The mask is added; that of the model's own code is as wide as the residual stream, and makes the sum so.
     score_bytes = compute.weight_bytes if compute.autocast and not compute.masked else compute.element_bytes
     masked_size = scores.size * (score_bytes / compute.element_bytes)
@@ -407,12 +406,12 @@ def _rotated(run: ModelPass, x: Tensor) -> Tensor:
     tape, model, compute, table = run
     ratio = compute.rotary_ratio(model)
     if not _joins(run):
-        turn = attention.rotary_halves if model.family == "gpt_oss" else attention.rotary_eager
+        turn = rotary_halves if model.family == "gpt_oss" else rotary_eager
         return tape.replaced(x, turn(tape, x, table[:2], ratio=ratio))
     part = model.rotary_dim / model.head_dim
     turning, still = ops.slices(tape, x, (part, 1 - part))
     tape.drop(x)
-    turned = tape.replaced(turning, attention.rotary_eager(tape, turning, table[:2], ratio=ratio))
+    turned = tape.replaced(turning, rotary_eager(tape, turning, table[:2], ratio=ratio))
     wide = ops.cast(tape, still, ratio)
     whole = ops.joined(tape, (turned, wide))
     tape.drop(turned, wide, still)
@@ -529,6 +528,6 @@ def _latent_rotated(run: ModelPass, x: Tensor) -> Tensor:
     only the tables."""
     tape, model, _, table = run
     if model.family != "deepseek_v2":
-        return attention.rotary_halves(tape, x, table[:2], sliced=True)
+        return rotary_halves(tape, x, table[:2], sliced=True)
     wide = ops.copied(tape, x)
     return tape.replaced(wide, tape.derived(wide, saved=table[:1]))

@@ -1,6 +1,6 @@
 """One decoder layer: its weights, and the norms and residual connections between its two branches.
 
-Not here: the branches' inside (attention.py, attention.py, moe.py, moe.py), embedding and head (ends.py).
+Not here: the branches' inside (attention.py, mlp.py), embedding and head (ends.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import lru_cache
 from planner.inventory import fused, ops
 from planner.inventory.attention import attention_weights, mla_weights, walk_attention, walk_mla
 from planner.inventory.compute import Compute, ModelPass
-from planner.inventory.moe import mlp_weights, moe_weights, walk_mlp, walk_moe
+from planner.inventory.mlp import mlp_weights, moe_weights, walk_mlp, walk_moe
 from planner.inventory.names import names_of
 from planner.inventory.tape import Tape, Tensor
 from planner.inventory.tensors import Weight

@@ -69,7 +69,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     true where micro-batches are a column, of which memory is a bound from below.
     `modules` are parts that run again by themselves (layout.RECOMPUTE_MODULES). `recipe` names how Transformer Engine's
     modules narrow their operands (narrow.RECIPES; "": not at all), on devices that multiply them in `either_order` or
-    in one. `sorts_received` is for experts that are reached by sending tokens as Transformers does (moe.py),
+    in one. `sorts_received` is for experts that are reached by sending tokens as Transformers does (mlp.py),
     `deals_heads` for attention between DeepSpeed's exchanges (ulysses.py). `loss_share` is the part of a micro-batch's
     tokens whose logits are there at once, where the loss is `linear-chunked`. `skips_second_products` is for selective
     recomputation that keeps only every other product's result (units.py, second_products).
@@ -215,6 +215,12 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     def adapters(self) -> Adapters | None:
         """Those that are not LoRA's."""
         return adapters_of(self.lora)
+
+    @property
+    def power_ratio(self) -> float:
+        """How much larger a power's input and result are than a product's result: CUDA's autocast takes powers in
+        fp32, a CPU's leaves them as they are (torch, aten/src/ATen/autocast_mode.h, AT_FORALL_FP32)."""
+        return 4 / self.element_bytes if self.autocast and not self.on_cpu else 1.0
 
     @property
     def adapter_product_bytes(self) -> float:

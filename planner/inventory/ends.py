@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 
 from planner.basics.arith import Number, is_column
-from planner.inventory import ends, ops
+from planner.inventory import ops
 from planner.inventory.attention import is_written_out, mask_count
 from planner.inventory.block import norm_weights, walk_norm
 from planner.inventory.compute import Compute
-from planner.inventory.moe import soft_cap
 from planner.inventory.names import names_of
 from planner.inventory.narrow import NF4
 from planner.inventory.ops import cast, unpacked
@@ -354,9 +353,9 @@ def rotary_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tenso
 
 
 ON_NARROW_LOGITS = {
-    "compiled": ends.compiled_cross_entropy,
-    "recomputed": ends.recomputed_cross_entropy,
-    "in-place": ends.in_place_cross_entropy,
+    "compiled": compiled_cross_entropy,
+    "recomputed": recomputed_cross_entropy,
+    "in-place": in_place_cross_entropy,
 }
 """Losses that read the logits as the head made them, whatever they compute in."""
 
@@ -370,23 +369,23 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
     normal = compute.gather(tape, normal)
     head = weights.get("lm_head", embedding_weight(model))
     loss_kernel = compute.kernels.loss
-    if loss_kernel in ends.IN_PIECES:
+    if loss_kernel in IN_PIECES:
         tape.enter("loss")
         local = compute.local(compute.trained(head))
         share = compute.loss_share if loss_kernel == "linear-chunked" else None
-        loss = ends.linear_cross_entropy(tape, normal, local, element_bytes=compute.element_bytes, share=share)
+        loss = linear_cross_entropy(tape, normal, local, element_bytes=compute.element_bytes, share=share)
         tape.drop(normal)
         return loss
     # LitGPT's pieces are those of fine-tuning with adapters alone.
     if loss_kernel == "chunked" or (loss_kernel == "chunked-fp32" and not compute.trained(head).trainable):
         tape.enter("loss")
         in_fp32 = loss_kernel == "chunked-fp32"
-        loss = ends.chunked_cross_entropy(
+        loss = chunked_cross_entropy(
             tape,
             normal,
             compute.local(compute.trained(head)),
             element_bytes=compute.element_bytes,
-            share=ends.CHUNK / max(ends.CHUNK, compute.seq_len) if in_fp32 else 1 / ends.PIECES,
+            share=CHUNK / max(CHUNK, compute.seq_len) if in_fp32 else 1 / PIECES,
             fp32_results=in_fp32,
             keeps_packed_input=compute.kernels.packed_input == "kept",
             scales_logits=compute.adapters is not None and compute.adapters.scales_logits,
@@ -397,15 +396,13 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
     tape.enter("loss")
     logits = compute.gather_logits(tape, logits, head)
     if model.logit_soft_cap is not None:
-        logits = soft_cap(tape, logits)
+        logits = ops.soft_cap(tape, logits)
     if one_kernel := ON_NARROW_LOGITS.get(loss_kernel):
         loss = one_kernel(tape, logits)
         tape.drop(normal)
         return loss
     if loss_kernel in ("megatron", "nanotron"):
-        loss = ends.vocab_parallel_cross_entropy(
-            tape, logits, compute.element_bytes, cast_outside=loss_kernel == "nanotron"
-        )
+        loss = vocab_parallel_cross_entropy(tape, logits, compute.element_bytes, cast_outside=loss_kernel == "nanotron")
         tape.drop(normal)
         return loss
     wide = compute.element_bytes if loss_kernel == "native" else 4.0
@@ -414,10 +411,10 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
         # Transformers up to 4.44: what is upcast is the model's output, which the script holds until the step; all
         # tokens but the last are copied for the loss.
         shifted = ops.copied(tape, logits32)
-        loss = ends.cross_entropy(tape, shifted)
+        loss = cross_entropy(tape, shifted)
         tape.drop(shifted, logits, normal)
         return loss
     split = compute.kernels.loss_parallel and compute.local(head).shape != head.shape
-    loss = (ends.split_cross_entropy if split else ends.cross_entropy)(tape, logits32)
+    loss = (split_cross_entropy if split else cross_entropy)(tape, logits32)
     tape.drop(logits32, logits, normal)
     return loss

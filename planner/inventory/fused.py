@@ -1,7 +1,7 @@
 """Fused kernels on a tape: one operation where Transformers' modules take several, and what it keeps for backward.
 
 Written after Megatron-LM's, Transformer Engine's, flash-attn's and Liger's autograd functions; each docstring names
-its own. Not here: the eager operations (ops.py), or which model code calls what (attention.py, moe.py, ends.py).
+its own. Not here: the eager operations (ops.py), or which model code calls what (attention.py, mlp.py, ends.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What Transformers calls the modules of each family, and in which order a layer registers them.
 
 Read in transformers 5.23, models/<family>/modeling_<family>.py; tests hold every table against the real modules.
-Not here: shapes (attention.py, attention.py, moe.py, block.py, ends.py), or the keys of config.json (huggingface.py).
+Not here: shapes (attention.py, mlp.py, block.py, ends.py), or the keys of config.json (huggingface.py).
 """
 
 from __future__ import annotations

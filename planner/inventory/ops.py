@@ -267,6 +267,13 @@ def scaled(tape: Tape, x: Tensor) -> Tensor:
     return tape.derived(x)
 
 
+def soft_cap(tape: Tape, x: Tensor) -> Tensor:
+    """`tanh(x / cap) * cap` in Python: keeps the tanh; lets go of x."""
+    small = tape.replaced(x, scaled(tape, x))
+    bent = tape.replaced(small, tape.derived(small, keeps_result=True))
+    return tape.replaced(bent, scaled(tape, bent))
+
+
 def dropout(tape: Tape, x: Tensor, probability: float, mask_share: float) -> Tensor:
     """Dropout keeps its mask, `mask_share` of x (devices.mask_bytes)."""
     if probability == 0:

@@ -14,7 +14,7 @@ from planner.inventory.block import layer_weights
 from planner.inventory.compute import Compute
 from planner.inventory.ends import embedding_weight, first_weights, tail_weights
 from planner.inventory.lora import adapter_weights, magnitude
-from planner.inventory.moe import is_router
+from planner.inventory.mlp import is_router
 from planner.inventory.packaged import adapters_of
 from planner.inventory.tensors import Weight
 from planner.spec import Lora, ModelSpec

@@ -109,7 +109,7 @@ def test_a_file_that_was_cut_short_or_goes_on_after_its_last_tensor_is_named(fol
 
     said = refusal(folder)
     assert file.name in said
-    assert "no whole safetensors file" in said
+    assert "is not a whole safetensors file" in said
 
 
 def test_one_file_needs_no_index_and_one_without_a_tensor_is_refused(folder: Path) -> None:
@@ -118,7 +118,7 @@ def test_one_file_needs_no_index_and_one_without_a_tensor_is_refused(folder: Pat
     (folder / "model.safetensors").write_bytes(safetensors("a", 4))
     check(folder)
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    assert "no whole safetensors file" in refusal(folder)
+    assert "is not a whole safetensors file" in refusal(folder)
 
 
 def test_an_index_without_a_map_is_refused(folder: Path) -> None:

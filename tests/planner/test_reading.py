@@ -12,7 +12,7 @@ import pytest
 from planner.basics import reading
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "device", "no name of a file", "No such file"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "device", "is not a name of a file", "No such file"])
 def test_what_is_no_file_is_refused_without_waiting(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "it"
     with socket.socket(socket.AF_UNIX) as held:
@@ -24,7 +24,7 @@ def test_what_is_no_file_is_refused_without_waiting(kind: str, tmp_path: Path) -
             held.bind(str(path))
         elif kind == "device":
             path.symlink_to("/dev/zero")
-        name = f"{path}\0" if kind == "no name of a file" else str(path)
+        name = f"{path}\0" if kind == "is not a name of a file" else str(path)
         for read in (reading.opened, reading.read_bytes, reading.read_text, lambda one: list(reading.read_lines(one))):
             with pytest.raises(OSError, match=kind):
                 read(name)

@@ -216,7 +216,7 @@ def test_one_node_that_would_hold_it_is_told_with_what_several_send_and_give():
     assert text.startswith(
         f"One node would hold it, {format_bytes(one.memory.device_bytes)} on the card of each of 8 GPUs:"
     )
-    assert "4 nodes are not gain" in text
+    assert "4 nodes are no gain" in text
     assert f"{format_volume(several.comm.inter_node_bytes_per_rank)} a GPU and step over 25 GbE" in text
     assert f"{several.throughput.tokens_per_s / one.throughput.tokens_per_s:.2f} times one node's tokens/s" in text
     assert "4 nodes are for speed" in told()["one_node_before_several"]
