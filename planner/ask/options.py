@@ -21,7 +21,8 @@ from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.optimizers import STEPPED_BY_TORCH
 from planner.parallelism.rules import PAGED, one_of
 from planner.spec import Cluster, Lora, ModelSpec, Optimizer, Quantization, Recipe, TrainingJob, presets
-from planner.spec.calibration import calibration, tuned
+from planner.spec.calibration import calibration
+from planner.spec.job import tuned
 from planner.spec.lengths import by_data
 from planner.spec.model_rules import check_model
 from planner.spec.options import ALL_LINEAR, OPTIONS, of_part

@@ -25,9 +25,8 @@ from planner.engines import engine_of
 from planner.parallelism.rules import check
 from planner.parallelism.technique_rules import STRAY
 from planner.spec import Layout
-from planner.spec.calibration import tuned
 from planner.spec.engines import find_packaged
-from planner.spec.job import Method
+from planner.spec.job import Method, tuned
 from planner.spec.layout import strategy_name
 
 SCHEMA = "recommend/1"

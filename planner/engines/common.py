@@ -11,7 +11,7 @@ from typing import Any
 from planner.basics.arith import Number, ceil_div, is_column, maximum, minimum, where
 from planner.basics.quantities import BYTES
 from planner.engines import engine_of
-from planner.inventory import Compute, Weight, ends, narrow, optimizers, tensors, unit_weights
+from planner.inventory import Compute, Weight, devices, ends, narrow, optimizers, unit_weights
 from planner.inventory.attention import has_scores
 from planner.inventory.narrow import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
 from planner.parallelism import context, expert, pipeline, tensor
@@ -75,7 +75,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
     scores, micro = has_scores(case.model, parts, on_cpu=on_cpu), layout.micro_batch_size
     return {
         "on_cpu": on_cpu,
-        "fuses_conversion": tensors.fuses_conversion(case.job.precision, on_cpu=on_cpu),
+        "fuses_conversion": devices.fuses_conversion(case.job.precision, on_cpu=on_cpu),
         "recompute": "attention" if "core_attn" in layout.recompute_modules else layout.recompute,
         "modules": layout.recompute_modules,
         "kernels": parts,

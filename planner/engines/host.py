@@ -13,7 +13,7 @@ from planner.engines import deepspeed, deepspeed_common, deepspeed_stage3, deeps
 from planner.engines.base import Held
 from planner.engines.common import moments
 from planner.parallelism.case import Case
-from planner.parallelism.recompute import Transfer
+from planner.parallelism.offload import Transfer
 
 
 def host_states(case: Case) -> Held:

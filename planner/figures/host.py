@@ -18,7 +18,7 @@ from planner.inventory import Moment, Walk, parameters, walk
 from planner.inventory.tape import ACTIVATIONS
 from planner.inventory.tensors import Size
 from planner.parallelism.case import LAYERS, Case
-from planner.parallelism.recompute import Transfer, host_update_seconds, offload_seconds, offloaded_layers
+from planner.parallelism.offload import Transfer, host_update_seconds, offload_seconds, offloaded_layers
 
 
 def host_terms(case: Case, in_flight: float = 1.0) -> Held:

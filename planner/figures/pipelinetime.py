@@ -18,8 +18,8 @@ from planner.figures.passes import Passes, on_stage
 from planner.figures.work import Work, element_bytes_of
 from planner.parallelism.case import Case
 from planner.parallelism.makespan import lower_bound_s, makespan_s
+from planner.parallelism.offload import Transfer
 from planner.parallelism.pipeline import boundary_bytes, rank_of
-from planner.parallelism.recompute import Transfer
 from planner.spec import Layout
 from planner.spec.calibration import Coefficients
 

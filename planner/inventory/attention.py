@@ -9,11 +9,12 @@ from functools import partial
 
 from planner.inventory import fused, ops
 from planner.inventory.compute import Compute, ModelPass
+from planner.inventory.devices import is_math
 from planner.inventory.names import names_of
 from planner.inventory.ops import add, cast, cloned, copied, dropout, joined, product_of, scaled, slices, split
 from planner.inventory.packaged import projection_of
 from planner.inventory.tape import Storage, Tape, Tensor
-from planner.inventory.tensors import NOTHING, Size, Weight, is_math, matrix, with_bias
+from planner.inventory.tensors import NOTHING, Size, Weight, matrix, with_bias
 from planner.inventory.ulysses import dealt_attention
 from planner.spec import Kernels, Mla, ModelSpec
 

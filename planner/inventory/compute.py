@@ -12,11 +12,12 @@ import msgspec
 from planner.basics.arith import Number
 from planner.basics.errors import PlannerError
 from planner.inventory import fused, ops
+from planner.inventory.devices import mask_bytes
 from planner.inventory.lora import added_in_place, with_adapter
 from planner.inventory.narrow import NF4, RECIPES, Narrow, copies, input_bytes, is_layer_linear
 from planner.inventory.packaged import PROJECTIONS, Adapters, adapters_of
 from planner.inventory.tape import LOGITS, TEMPORARIES, Tape, Tensor
-from planner.inventory.tensors import NOTHING, Size, Weight, mask_bytes
+from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.spec import Kernels, Lora, ModelSpec
 
 KERNELS = {

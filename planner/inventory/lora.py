@@ -5,10 +5,11 @@ Source of the method: Hu et al. 2021. Not here: which modules a model has (atten
 
 from __future__ import annotations
 
+from planner.inventory.devices import mask_bytes
 from planner.inventory.narrow import NF4
 from planner.inventory.ops import add, cast, cloned, dropout, linear, scaled
 from planner.inventory.tape import Storage, Tape, Tensor
-from planner.inventory.tensors import Size, Weight, mask_bytes
+from planner.inventory.tensors import Size, Weight
 from planner.spec import Lora
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

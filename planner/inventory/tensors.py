@@ -12,34 +12,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from planner.basics.arith import Number, ceil_div, is_column, where
-from planner.spec import Kernels, ModelSpec
-
-
-def mask_bytes(element_bytes: float, *, on_cpu: bool) -> float:
-    """Bytes an element of a dropout's mask, for an input of `element_bytes` an element: a GPU's native_dropout keeps
-    a boolean; a CPU's dropout is a product with noise in the input's own format (Dropout.cpp,
-    is_fused_kernel_acceptable and _dropout_impl)."""
-    return element_bytes if on_cpu else 1.0
-
-
-def fuses_conversion(precision: str, *, on_cpu: bool) -> bool:
-    """Whether softmax(x, dtype=float32) reads x as it is: a GPU's kernel does of fp16 alone, and writes x's gradient in
-    fp16; any other x is converted before (SoftMax.cpp, softmax: half_to_float)."""
-    return precision == "fp16" and not on_cpu
-
-
-def is_math(model: ModelSpec, kernels: Kernels, *, on_cpu: bool) -> bool:
-    """Whether PyTorch computes this model's attention without a fused kernel.
-
-    Falcon 7B has fewer key heads than query heads and does not say so to PyTorch, so no device's fused kernel takes
-    it. Where probabilities are dropped, a GPU's fused kernels draw the mask again in backward from a seed, and a CPU's
-    refuses (sdp_utils_cpp.h, check_for_dropout).
-    """
-    one_key_head = model.family == "falcon" and model.layer_norms == 1
-    return one_key_head or (on_cpu and kernels.dropouts and model.attention_dropout > 0)
-
-
-# -- Devices -----------------------------------------------------------------------------------------------------------
 
 _made = tuple.__new__
 

@@ -8,7 +8,7 @@ formulas that the numbers go into (steptime.py, memory.py, comm.py).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,30 +18,7 @@ import msgspec
 from planner.basics.errors import PlannerError
 from planner.basics.quantities import NotNegative, Positive
 from planner.spec import Allocator, presets
-from planner.spec.job import TrainingJob
 from planner.spec.presets import Folders
-
-TUNED = {
-    "full": {"lr": 2e-5, "beta2": 0.999, "weight_decay": 0.0},
-    "lora": {"lr": 2e-4, "beta2": 0.999, "weight_decay": 0.0},
-    "qlora": {"lr": 2e-4, "beta2": 0.999, "weight_decay": 0.0},
-}
-"""Of a full fine-tune Stanford Alpaca's (tatsu-lab/stanford_alpaca, README: 2e-5, no decay, Transformers' betas); of
-adapters QLoRA's for models of 7 and 13 billion parameters (Dettmers et al. 2023, table 9: 2e-4, beta2 0.999). From
-scratch it is the optimizer's own, 3e-4, 0.95 and 0.1, as Llama 2 was trained (Touvron et al. 2023, section 2.2)."""
-ADAMS = ("adamw", "adamw-8bit")
-"""Optimizers of which these numbers are known to be good."""
-
-
-def tuned(job: TrainingJob, given: Container[str]) -> TrainingJob:
-    """The job with the numbers of its method and checkpoint, but for those that were given."""
-    if job.optimizer.name not in ADAMS or (job.method == "full" and job.recipe.checkpoint is None):
-        return job
-    numbers = {name: number for name, number in TUNED[job.method].items() if name not in given}
-    return msgspec.structs.replace(job, optimizer=msgspec.structs.replace(job.optimizer, **numbers))
-
-
-# -- Tuning ------------------------------------------------------------------------------------------------------------
 
 UNCALIBRATED = "uncalibrated"
 """The guesses that everything falls back on."""

@@ -34,8 +34,8 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "acc_ds_file.yaml": ("--model 8b", ("num_processes=16", "ds_mismatch.json", "train_batch_size", "2.")),
     "acc_fsdp2_cp.yaml": ("--model 8b", ("cp=2",)),
     "tt_dsv3_16b.toml": ("--gpus 8", ("deepseek_v3-16b", "--model NAME")),
-    "trl_recipe.yaml": ("--gpus 8", ("no configuration known here",)),
-    "megatron_args.yaml": ("--gpus 16", ("no configuration known here",)),
+    "trl_recipe.yaml": ("--gpus 8", ("is not a configuration known here",)),
+    "megatron_args.yaml": ("--gpus 16", ("is not a configuration known here",)),
 }
 ANSWERED: dict[str, tuple[str, dict[str, Any]]] = {
     "lf_liger.yaml": ("--gpus 8 --gpu a10g-24gb", {"verdict": {"at most"}, "fits": None}),

@@ -14,7 +14,7 @@ from planner.figures import host
 from planner.inventory import TERMS
 from planner.inventory.tape import ACTIVATIONS
 from planner.inventory.tensors import Size
-from planner.parallelism.recompute import Transfer
+from planner.parallelism.offload import Transfer
 
 
 def on(**cluster: Any) -> Any:

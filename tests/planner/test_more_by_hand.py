@@ -19,8 +19,9 @@ from planner.engines import engine_of, model_parallel
 from planner.figures.memory import moment_total, others_in_flight
 from planner.inventory import Compute, Moment
 from planner.inventory.attention import is_written_out, math_attention, written_out_attention
+from planner.inventory.devices import is_math, mask_bytes
 from planner.inventory.tape import Tape
-from planner.inventory.tensors import NOTHING, Size, is_math, mask_bytes
+from planner.inventory.tensors import NOTHING, Size
 from planner.parallelism.case import Case
 from planner.spec import Kernels, Layout, TrainingJob, presets
 from planner.spec.engines import ENGINES

@@ -14,7 +14,7 @@ from planner.figures.host import host_terms, offload_traffic, transfer_seconds, 
 from planner.figures.memory import host_bytes, in_flight, memory_breakdown, moments_of, peak_bytes
 from planner.figures.steptime import step_time
 from planner.parallelism.case import Case
-from planner.parallelism.recompute import STEP_SHARE
+from planner.parallelism.offload import STEP_SHARE
 from planner.parallelism.rules import check
 from planner.parallelism.zero import state_bytes
 from planner.spec import Layout, Link, Optimizer, TrainingJob, presets
