@@ -484,7 +484,7 @@ class Deepspeed(Engine):
         return [
             *(("load", held) for held in self.load(case)),
             ("backward", reduced(case, stay)),
-            *(("optimizer", held) for held in self.step(case)),
+            *(("optimizer", held) for held in [*self.norm(case), *self.step(case)]),
         ]
 
     def load(self, case: Case) -> list[Held]:
@@ -510,9 +510,8 @@ class Deepspeed(Engine):
         return flushing_layers(case, moment, layers, kinds)
 
     def step(self, case: Case) -> list[Held]:
-        """One gradient in fp64 for its norm (up to stage 2: stage_1_and_2.py, get_grad_norm_direct; stage 3's parts are
-        small); then the partition's gradients, laid end to end, then in the master's format; beside that the
-        optimizer's temporaries.
+        """The partition's gradients, laid end to end, then in the master's format; beside that the optimizer's
+        temporaries.
 
         AdamW's loop on CPU holds two results of the partition's size, the list update one (its list has one tensor),
         and the fused one none. Up to stage 2 the gradients are let go once they are flat; stage 3 has buffers for them.
@@ -531,10 +530,16 @@ class Deepspeed(Engine):
             kept = 0.0 if _at_stage3(case) else elements * each.grad
             copied = elements * (each.grad if each.grad != each.master else 0.0)
             moments = [stay | {"grads": stay["grads"] + kept, "temporaries": copied + on_device}, updating]
-            if not _at_stage3(case):
-                one = largest_part_elements(case) * NORM_BYTES
-                moments.insert(0, stay | {"grads": stay["grads"] + kept, "temporaries": in_shape_of(elements, one)})
         return [*moments, deepspeed_stage3.after_step(case, stay)] if _at_stage3(case) else moments
+
+    def norm(self, case: Case) -> list[Held]:
+        """Stages 1 and 2 take the norm of each gradient of the partition in fp64, one after the other, before they step
+        (stage_1_and_2.py, get_grad_norm_direct). Stage 3's gradients are a rank's parts, and small."""
+        if case.layout.zero_stage not in (1, 2) or case.layout.offload_optimizer:
+            return []
+        stay, elements = self.resident(case), partition_elements(case)
+        one = in_shape_of(elements, largest_part_elements(case) * NORM_BYTES)
+        return [stay | {"grads": stay["grads"] + elements * states(case).grad, "temporaries": one}]
 
     def blocks(self, case: Case) -> Blocks | None:
         """A rank's part of the gradients laid end to end, and that in the master's format: one allocation each

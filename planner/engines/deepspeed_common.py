@@ -254,9 +254,7 @@ def touching_by_rank(sizes: tuple[int, ...], ranks: int) -> tuple[int, ...]:
 def largest_part_elements(case: Case) -> Number:
     """Elements of the largest part of one weight in any rank's partition."""
     sizes = trained_sizes(case)
-    return by_value(
-        lambda ranks: float(_largest_part(sizes, int(ranks))), case.layout.dp_shard if case.layout.zero_stage else 1
-    )
+    return by_value(lambda ranks: float(_largest_part(sizes, int(ranks))), case.layout.dp_shard)
 
 
 @lru_cache(maxsize=1024)
