@@ -1,6 +1,6 @@
 """How sure it is that a device holds a number of bytes: a word, a probability, and the bytes that a layout may need.
 
-Not here: what a layout needs (figures/memory.py), or what a figure leaves out (fits.py).
+What a figure leaves out makes it a bound. Not here: what a layout needs (figures/memory.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def verdict(device_bytes: float, bands: Bands, capacity: float | None, headroom:
     One value says it, in a word as in a probability: the bytes that the device would show. Where they are held with a
     probability of FITS_FROM, or leave the headroom free that was asked for, the word is `yes` if even the upper end of
     the memory band is on the device (95 %), else `likely`. Where they are not, it is `close` if the band's lower end is
-    on the device (5 %), else `no`. Nine measurements of ten lie in the band (docs/decisions/0066).
+    on the device (5 %), else `no`. 90 % of measured runs lie in the band (docs/decisions/0066).
     """
     if capacity is None:
         return None

@@ -1,6 +1,6 @@
-"""Counts, lengths, shares, durations and lists of sizes as people type them: 2T, 16k, 10%, 90min, 8..1024.
+"""Units, and quantities as people type and read them: 2T, 16k, 10%, 90min, 8..1024 in, 58.39 GiB and 3.9 s out.
 
-Not here: what a field is for (options.py), or how figures are printed (quantities.py).
+Not here: what a field is for (options.py).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Estimate(Displayed, msgspec.Struct, frozen=True):
     headroom that was asked for is left free, and the hosts hold what is offloaded; `verdict` is the same in a word
     (fits.verdict, under bounds.qualified). Both are None where the device's memory is unknown, and the probability
     where a part of the layout's is not counted. `low_bytes` and `high_bytes` are the memory on the device between which
-    nine measurements of ten lie. `probed` says that its time rests on the machine's own speed.
+    90 % of measured runs lie. `probed` says that its time rests on the machine's own speed.
     """
 
     strategy: str

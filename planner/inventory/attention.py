@@ -1,6 +1,7 @@
-"""Multi-head and grouped-query attention: its weights and its walk.
+"""Attention, of several heads, of groups of queries, or of latents (MLA): its weights and its walk, rotary positions,
+and scores where they are written out.
 
-Not here: latent attention (attention.py), or the residual connections and norms around it (block.py).
+Not here: the residual connections and norms around it (block.py).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ softmax), cuda/SoftMax.cu (000cace: its backward's product), transformers/cuda/s
 a GPU takes) and, as installed with torch 2.13, transformers/sdp_utils_cpp.h (which a CPU does); what a CPU saves for
 backward was looked at in 2.13. A mask of numbers changes nothing on either: a CPU's flash kernel takes it, a GPU's
 leaves it to cuDNN's or the memory-efficient one, and all keep queries, keys, values, the mask, the result and the
-log-sum-exp. Not here: the operations on a tape (ops.py, scores.py).
+log-sum-exp. Not here: the operations on a tape (ops.py, attention.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pipeline parallelism: which layers stand on which stage, which shapes are legal, what crosses a boundary.
+"""Pipeline parallelism: which layers stand on which stage, what crosses a boundary, in which order.
 
 Shards the logical axis `layers` over `pp`. Legend: p stages, m micro-batches a step, v chunks (virtual stages) a rank.
-Not here: who does what in which order (pipeline.py), seconds (makespan.py).
+Below that, the schedules: who does what in which order. Not here: seconds (makespan.py).
 """
 
 from __future__ import annotations

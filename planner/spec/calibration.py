@@ -114,7 +114,7 @@ class LinkEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class BandEntry(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Factors of a prediction between which nine measurements of ten lie; half of those of memory lie below
+    """Factors of a prediction between which 90 % of measured runs lie; half of those of memory lie below
     `memory_middle`."""
 
     memory_low: Positive | None = None

@@ -1,6 +1,6 @@
 """Presets: a model, GPU, cluster, runtime, ... by name, its TOML file turned into base units.
 
-Not here: where the files are (presets.py), the facts (presets/*.toml), or reading a Hugging Face config.json
+Not here: the facts (presets/*.toml), or reading a Hugging Face config.json
 (huggingface.py).
 """
 

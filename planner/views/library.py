@@ -91,7 +91,7 @@ def estimate(**given: Value) -> Answer:
     Of an Estimate (figures are of one rank and one optimizer step; None is unknown, never zero):
 
     - `case.layout`: group sizes, micro-batch and switches. `fits`, `verdict`, `reasons`, `launchable`, `refusal`.
-    - `memory.device_bytes`: bytes on the fullest device, which nine measurements of ten say is between `low_bytes` and
+    - `memory.device_bytes`: bytes on the fullest device, for 90 % of measured runs between `low_bytes` and
       `high_bytes`; `memory.peak.terms`: bytes by term at the fullest moment; `memory.phases`: the same for each phase.
     - `time.step_s`, `low_s`, `high_s`: seconds. `throughput.tokens_per_s` of all ranks, `mfu` from 0 to 1.
     - `comm.engine`: a Collective a kind of call, with payload and wire bytes and `count` of a step; `comm.ideal`: those

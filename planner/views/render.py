@@ -147,7 +147,7 @@ def host_text(one: Estimate) -> str:
 
 
 def band_text(one: Estimate) -> str:
-    """Memory on the card between which nine measurements of ten lie."""
+    """Memory on the card between which 90 % of measured runs lie."""
     return format_byte_range(one.low_bytes, one.high_bytes)
 
 
@@ -204,7 +204,7 @@ def explain_text(one: Estimate) -> str:
             "",
             f"peak {format_bytes(one.memory.peak.total)} live in {one.memory.peak.phase}: {seven} (GiB)",
             f"the allocator reserves {format_bytes(one.memory.reserved_bytes)}, "
-            f"{format_bytes(one.memory.device_bytes)} are on the card; nine measurements of ten lie in "
+            f"{format_bytes(one.memory.device_bytes)} are on the card; 90 % of measured runs lie in "
             f"{band_text(one)}{_probability(one)}",
             *_beside(one),
             "",

@@ -145,7 +145,7 @@ def reasons(one: Estimate) -> tuple[str, ...]:
     peak = one.memory.peak
     fullest = max(peak.terms.items(), key=lambda pair: pair[1])
     said = [
-        f"{SAID[one.verdict]}: {of_memory(one)}, {band_text(one)} in nine measurements of ten; the peak "
+        f"{SAID[one.verdict]}: {of_memory(one)}, {band_text(one)} in 90 % of measured runs; the peak "
         f"is in {peak.phase}, most of it {fullest[0]} ({format_bytes(fullest[1])} live)"
     ]
     said += [reason for reason in one.reasons if one.fits or one.verdict in BOUND_SAID]

@@ -60,7 +60,7 @@ The lowest threshold by which the other runs' failures are all called so, chosen
 
 HELD = """## What the bands hold
 
-A band promises nine measurements of ten.
+A band promises 90 % of measured runs.
 Each is judged by a band that was made without its model, and by one that was made without its source.
 The last column is the mean over runtimes: nanotron has most of the measurements, and the band of software without any
 counts each runtime once.

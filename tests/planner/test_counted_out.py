@@ -6,6 +6,7 @@ Not here: the same through whole answers (test_fit.py, test_engines.py, test_sta
 from __future__ import annotations
 
 import math
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from planner.ask import options
 from planner.basics.arith import boundary
 from planner.decide.candidates import Candidate, beats
 from planner.decide.strategies import answer
-from planner.engines import deepspeed
+from planner.engines import deepspeed, deepspeed_common
 from planner.parallelism.case import Case
 from planner.spec import Layout, ModelSpec, TrainingJob, presets
 from planner.studies import cost
@@ -100,11 +101,13 @@ def test_weights_that_touch_a_partition_element_by_element(sizes: tuple[int, ...
     """Laid end to end, in parts of equal length whose starts are multiples of two."""
     owner = [place for place, size in enumerate(sizes) for _ in range(size)]
     share = next(n for n in range(2, 99, 2) if n * ranks >= len(owner))
-    assert deepspeed._share(sizes, ranks) == share
+    assert deepspeed_common.partition_share(sizes, ranks) == share
     parts = [set(owner[rank * share : (rank + 1) * share]) for rank in range(ranks)]
     touching = [sum(sizes[place] for place in part) for part in parts]
 
-    assert list(deepspeed._touching(sizes, ranks)) == touching
+    assert list(deepspeed_common.touching_by_rank(sizes, ranks)) == touching
+    cut = [Counter(owner[rank * share : (rank + 1) * share]) for rank in range(ranks)]
+    assert deepspeed_common._largest_part(sizes, ranks) == max(count for part in cut for count in part.values())
     for reduced in range(len(owner) + 1):
         done = owner[len(owner) - reduced :] if reduced else []  # the last weights come first
         indices = range(len(owner) - len(done), len(owner))
@@ -175,7 +178,7 @@ def test_the_host_keeps_gradients_of_earlier_micro_batches_at_stage_2(stage: int
     case = Case(MODEL, TrainingJob(), layout, NODE, presets.runtime("deepspeed-zero"))
     trained = 7 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 176 * 64 + 2 * 64) + 2 * 512 * 64 + 64
     partition = 2 * math.ceil(trained / 16)
-    more = 2 * deepspeed.touching_elements(case) if kept else 0
+    more = 2 * deepspeed_common.touching_elements(case) if kept else 0
     built, later = (deepspeed.host(case, built) for built in (True, False))
 
     assert built["grads"] == 4 * partition

@@ -157,7 +157,7 @@ def test_the_explorer_says_the_same_words():
     assert [one.verdict for one in planned.shown.strategies] == [one.verdict for one in found.estimates]
     likely = next(one for one in planned.shown.strategies if one.verdict == "likely")
     assert likely.reasons[0].startswith("likely fits: ")
-    assert f"{likely.band} in nine measurements of ten" in likely.reasons[0]
+    assert f"{likely.band} in 90 % of measured runs" in likely.reasons[0]
 
 
 def test_the_rates_in_the_readme_are_sums_of_the_accuracy_page():

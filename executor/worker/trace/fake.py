@@ -156,7 +156,10 @@ def _as_on_cuda() -> list[tuple[Any, str, Any]]:
     """PyTorch's decisions by device in Python, or before any operation is dispatched, made as for a GPU."""
     from torch.nn import functional
 
-    attention = functional.scaled_dot_product_attention
+    attention, power = functional.scaled_dot_product_attention, torch.pow
+
+    def wide_power(x: torch.Tensor, exponent: float) -> torch.Tensor:
+        return power(x.float() if torch.is_autocast_enabled("cpu") else x, exponent)
 
     def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         return torch.native_dropout(x, p, train=True)[0] if training and p else x
@@ -172,6 +175,7 @@ def _as_on_cuda() -> list[tuple[Any, str, Any]]:
         return result
 
     return [
+        (torch, "pow", wide_power),  # CUDA's autocast takes powers in fp32 (ATen, autocast_mode.h, AT_FORALL_FP32)
         (functional, "dropout", dropout),  # one kernel that keeps a mask of bytes; on CPU it is as wide as the input
         (functional, "scaled_dot_product_attention", flash),  # draws the same mask again; on CPU it keeps it
     ]
