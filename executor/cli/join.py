@@ -1,6 +1,6 @@
 """`executor join`: be one node of a run, for loops of one's own over hosts.
 
-Parses, calls one function, prints. Imported when it is called. Not here: any of the work (join.py).
+Parses, calls one function, prints. Imported when it is called. Not here: any of the work (run/join.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`executor resume`, `executor stop` and `executor logs`: runs that were started before. Parses, calls, prints.
 
-Not here: any of the work (resume.py, reap.py, attach.py).
+Not here: any of the work (run/resume.py, reap.py, attach.py).
 """
 
 from __future__ import annotations
