@@ -1,6 +1,7 @@
 """`executor export` and `export-launch`: a run's weights as one model folder, a plan as files for other launchers.
 
-Parses, calls one function, prints. Imported when it is called. Not here: any of the work (run/export.py, launch_export.py).
+Parses, calls one function, prints. Imported when it is called. Not here: any of the work (run/export.py,
+launch_export.py).
 """
 
 from __future__ import annotations
