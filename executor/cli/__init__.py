@@ -28,19 +28,19 @@ from planner.basics.saying import say
 from planner.spec.plan import Plan, read_plan
 
 EXAMPLES = """
- executor check plan.json                            # can it run here: devices, files, limits, an all-reduce
- executor run plan.json --dry-run                    # show files, commands and environment; start nothing
- executor run plan.json --run-dir runs/first --yes   # run it, live
- executor run plan.json --hosts hosts.txt --yes      # run it on the hosts of this file, by ssh
- executor join launch --node-rank 1 --master node1   # be one of several hosts, in a loop of your own over them
- executor watch runs/first                           # how it goes, live, from any terminal
- executor resume runs/first                          # go on from its newest checkpoint
- executor report runs/first                          # predicted against measured, line by line
- executor export runs/first my-model                 # the trained weights as one Hugging Face model
- executor generate my-model "a prompt"               # what it answers
- executor probe -o machine                           # measure this machine: a cluster preset and a calibration
- executor trace plan.json                            # the real modules on fake tensors, no GPU
- executor measure --matrix small -o rows.jsonl       # a matrix of real runs, a row of each
+ executor check plan.json                         # can it run here
+ executor run plan.json --dry-run                 # files and commands alone
+ executor run plan.json --run-dir runs/first      # run it, live
+ executor run plan.json --hosts hosts.txt         # on these hosts, by ssh
+ executor join runs/x --node-rank 1 --master a    # be one host of several
+ executor watch runs/first                        # how it goes
+ executor resume runs/first                       # go on from its checkpoint
+ executor report runs/first                       # predicted and measured
+ executor export runs/first my-model              # as one Hugging Face model
+ executor generate my-model "a prompt"            # what it answers
+ executor probe -o machine                        # measure this machine
+ executor trace plan.json                         # the real modules, no GPU
+ executor measure --matrix small -o rows.jsonl    # a matrix of real runs
 """
 
 EMULATIONS = ("auto", "loopback", "namespaces")
@@ -176,7 +176,7 @@ def run(
     max_skips: int | None,
     as_json: bool,
 ) -> int:
-    """Run PLAN, on this machine, on hosts by ssh or as a job of Slurm: check, launch, watch, record."""
+    """Run PLAN here, on hosts by ssh, or as a job of Slurm. Checks, launches, watches and records."""
     if script_arguments and script is None:
         raise click.UsageError(f"unexpected {script_arguments[0]!r}: only --script takes further arguments")
     bad_loss = badloss.policy(on_bad_loss, loss_spike, spike_window, max_skips)
@@ -256,7 +256,7 @@ def run(
 @cli_options.TOLERANCE
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool) -> int:
-    """Compare what RUN measured with its prediction, line by line, from its folder alone."""
+    """Compare what RUN measured with its prediction. Line by line, from its folder alone."""
     tolerances = lines.parse_tolerances(tolerance)
     built = reports.build(folder)
     outside = reports.check(built, tolerances) if judge else None

@@ -65,7 +65,8 @@ def check(
     debug_network: bool,
     as_json: bool,
 ) -> int:
-    """Ask whether PLAN can run here, or on the hosts of a file: devices, packages, files, limits, the network."""
+    """Ask whether PLAN can run here, or on the hosts of a file. Looks at devices, packages, files,
+    limits and the network."""
     if (master or remote_dir) and hosts is None:
         raise click.UsageError("--master and --remote-dir are for a host file: add --hosts FILE")
     plan = read_plan(plan_file)

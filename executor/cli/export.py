@@ -42,7 +42,8 @@ from planner.spec.plan import read_plan
 @click.option("--force", is_flag=True, help="Replace the model that DIR holds.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: float, force: bool, as_json: bool) -> int:
-    """Write RUN's trained weights to DIR as one model for Transformers' from_pretrained, or as peft's adapters."""
+    """Write RUN's trained weights to DIR as one model. It is one for Transformers'
+    from_pretrained, or peft's adapters."""
     options = exports.ModelOptions(merge=merge, dtype=dtype, shard_gb=shard_gb, force=force)
     written = exports.export(run, folder, options)
     if as_json:
@@ -115,7 +116,8 @@ def export_launch(
     max_restarts: int,
     as_json: bool,
 ) -> int:
-    """Write the files that run PLAN under Slurm, Kubernetes (JobSet) or SkyPilot. Starts nothing and needs no GPU."""
+    """Write files that run PLAN under Slurm, JobSet or SkyPilot. Starts nothing and needs no GPU; JobSet is
+    Kubernetes'."""
     if script_arguments and script is None:
         raise click.UsageError(f"unexpected {script_arguments[0]!r}: only --script takes further arguments")
     if script and (save_weights or checkpoint_every or max_restarts):

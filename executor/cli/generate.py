@@ -40,7 +40,7 @@ from planner.basics.saying import say
 @click.option("--plain", is_flag=True, help="Continue the prompt as text, not as a turn of a chat.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def generate(folder: Path, prompt: str, temperature: float, tokens: int, seed: int, plain: bool, as_json: bool) -> int:
-    """Generate text from PROMPT with the model in FOLDER, which executor export wrote."""
+    """Generate text from PROMPT with an exported model. FOLDER is what executor export wrote."""
     adapters = (folder / "adapter_config.json").is_file()
     if not adapters and not (folder / "config.json").is_file():
         fix = "Give the folder that executor export RUN FOLDER wrote"

@@ -59,7 +59,8 @@ def join(
     debug_network: bool,
     as_json: bool,
 ) -> int:
-    """Join the run in RUN as node N. executor run --dry-run -o RUN makes the folder, shared or copied to each host."""
+    """Join the run in RUN as node N. The folder, shared or copied to each host, is made by
+    `executor run --dry-run -o RUN`."""
     if by_slurm == (node_rank is not None) or (by_slurm and (master or start)):
         raise click.UsageError("give --node-rank (and --master, --start), or --slurm, which reads them all")
     part = slurm.part(os.environ) if by_slurm else None

@@ -55,7 +55,7 @@ def measure(
     runs: Path | None,
     as_json: bool,
 ) -> int:
-    """Run a matrix of models, methods and layouts on this machine, and write a row for each."""
+    """Run a matrix of models, methods and layouts here. A row is written for each."""
     if output is None and not list_only:
         raise click.UsageError("give -o ROWS.jsonl, or --list to run nothing")
     if output is not None:
@@ -114,7 +114,7 @@ def probe(
     force: bool,
     as_json: bool,
 ) -> int:
-    """Measure this machine: a cluster preset and a calibration, in under three minutes."""
+    """Measure this machine in under three minutes. Writes a cluster preset and a calibration."""
     options = probing.ProbeOptions(
         folder=output, ranks=ranks, nodes=nodes, hosts=hosts, kind=kind, name=name, force=force, quick=quick
     )
@@ -170,7 +170,7 @@ def summary(probe: Probe) -> list[str]:
 def trace(
     plan_file: Path, rank: int, full: bool, kernels: bool, judge: bool, tolerance: tuple[str, ...], as_json: bool
 ) -> int:
-    """Trace one rank's step of PLAN on fake tensors: no GPU, no other rank."""
+    """Trace one rank's step of PLAN on fake tensors. Needs no GPU and no other rank."""
     tolerances = lines.parse_tolerances(tolerance)
     plan = read_plan(plan_file)
     built = traces.trace(plan, plan_file, rank, full=full, kernels=kernels)

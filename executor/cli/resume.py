@@ -78,7 +78,7 @@ def run_again(
     max_skips: int | None,
     as_json: bool,
 ) -> int:
-    """Resume RUN from its newest complete checkpoint, in the same folder and metrics."""
+    """Resume RUN from its newest complete checkpoint. It goes on in the same folder and metrics."""
     other = read_plan(plan_file) if plan_file is not None else None
     bad_loss = badloss.policy(on_bad_loss, loss_spike, spike_window, max_skips)
     given = {"max_restarts": max_restarts, "stall_s": stall_timeout, "bad_loss": bad_loss}
@@ -187,7 +187,8 @@ def _fleet(hosts: Path | None, plan: Plan, confirmed: Callable[[], tuple[HostEnt
 @click.option("--yes", is_flag=True, help="Reach the hosts that RUN names without asking.")
 @cli_options.TRUST_OWNER
 def end(folder: Path, wait_s: float, yes: bool, trust_owner: bool) -> int:
-    """End RUN as its scheduler would: a checkpoint first, if it writes any. Also ends leftovers of a lost launcher."""
+    """End RUN as its scheduler would. A checkpoint comes first, if it writes any. Also ends
+    leftovers of a lost launcher."""
     rundir.read_run_plan(folder)
     check_owner(folder, trust_owner)
     confirmed = partial(cli_output.confirm_hosts, folder, yes, "Add --yes")
@@ -201,7 +202,8 @@ def end(folder: Path, wait_s: float, yes: bool, trust_owner: bool) -> int:
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank (default: all).")
 @click.option("--last", "count", type=click.IntRange(min=1), default=20, show_default=True, help="Lines of each rank.")
 def logs(folder: Path, rank: int | None, count: int) -> int:
-    """Print the last lines that the ranks of RUN wrote, as `host:rank  line`, also after its launcher died."""
+    """Print the last lines that the ranks of RUN wrote. A line is `host:rank  line`; works also after
+    its launcher died."""
     for line in attach.last_lines(folder, rank, count):
         say(line)
     return 0

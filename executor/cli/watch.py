@@ -25,7 +25,8 @@ from planner.basics.saying import say
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="A JSON object on stdout for each change (watch/1).")
 def watch(folder: Path, as_json: bool) -> int:
-    """Show RUN until it ends, and exit with its exit code: step, loss, speed, time left, ranks, checkpoint.
+    """Show RUN until it ends, and exit with its exit code. It shows step, loss, speed, time left, ranks and
+    checkpoint.
 
     Only reads its folder: Ctrl-C stops watching, not the run. The exit code is 7 if its launcher was killed.
     """
@@ -48,7 +49,7 @@ def watch(folder: Path, as_json: bool) -> int:
 @click.option("--from-start", is_flag=True, help="Begin with the earlier output, that of earlier starts too.")
 @TRUST_OWNER
 def attach(folder: Path, rank: int | None, from_start: bool, trust_owner: bool) -> int:
-    """Print what the ranks of RUN print, as `host:rank  line`, until it ends, and end with its exit code.
+    """Print what the ranks of RUN print, until it ends. A line is `host:rank  line`, the exit code the run's.
 
     It goes on over restarts and after the launcher died. Ctrl-C ends the printing alone.
     """

@@ -22,28 +22,119 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> 
             cell.ljust(width) if place < left else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append("  ".join(cells).rstrip())
+        lines.append(GAP.join(cells).rstrip())
     return "\n".join(lines)
 
 
-# -- Text --------------------------------------------------------------------------------------------------------------
-
-
 class Table(msgspec.Struct, frozen=True):
-    """Rows of cells under a head; the first `left` columns are names and flush left, the others are figures."""
+    """Rows of cells under a head; the first `left` columns are names and flush left, the others are figures. Columns
+    headed as in `drop` go first where there is no room for all, in that order."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     left: int = 1
+    drop: tuple[str, ...] = ()
+
+    def without(self, head: str) -> Table:
+        """The table without the column of that head, if it has one."""
+        kept = [place for place, one in enumerate(self.head) if one != head]
+        rows = tuple(tuple(row[place] for place in kept) for row in self.rows)
+        left = self.left - any(one == head for one in self.head[: self.left])
+        return msgspec.structs.replace(self, head=tuple(self.head[place] for place in kept), rows=rows, left=left)
 
 
 Element = str | Table
 """A line or paragraph, empty between parts; or a table."""
 
+GAP = "  "
+"""Between two columns."""
+INDENT = "    "
+"""Before the figures of a row that has a line of its own for them."""
+LONGEST_LINE = 100
+"""Characters of a sentence's line in a terminal, however wide."""
+ITEM_LINE = 110
+"""Characters of a list item's line in a file or a pipe, whose other lines are not broken."""
+ITEM = "- "
 
-def as_text(elements: Iterable[Element]) -> str:
-    """Elements one below the other in plain characters."""
-    return "\n".join(table(one.head, one.rows, one.left) if isinstance(one, Table) else one for one in elements)
+
+def as_text(elements: Iterable[Element], width: int | None = None) -> str:
+    """Elements one below the other in plain characters, in lines of at most `width` where that is given: a table drops
+    columns, then gives each row two lines; sentences are broken between words. No cell and no word is cut."""
+    return "\n".join(_table_text(one, width) if isinstance(one, Table) else broken(one, width) for one in elements)
+
+
+def _table_text(one: Table, width: int | None) -> str:
+    text = table(one.head, one.rows, one.left)
+    if width is None or _fits(text, width):
+        return text
+    fewer = one
+    for head in one.drop:
+        fewer = fewer.without(head)
+        text = table(fewer.head, fewer.rows, fewer.left)
+        if _fits(text, width):
+            return text
+    return _folded(one, width)
+
+
+def _fits(text: str, width: int) -> bool:
+    return max(map(len, text.split("\n"))) <= width
+
+
+def _folded(one: Table, width: int) -> str:
+    """The names of each row, and below them its figures."""
+    figures = Table(one.head[one.left :], tuple(row[one.left :] for row in one.rows), left=0, drop=one.drop)
+    room = width - len(INDENT)
+    for head in ("", *one.drop):
+        figures = figures.without(head) if head else figures
+        head_line, *below = table(figures.head, figures.rows, 0).split("\n")
+        if _fits("\n".join([head_line, *below]), room):
+            break
+    else:  # too many for one line: each figure under its own head
+        head_line, below = (
+            "",
+            [
+                "\n".join(
+                    _packed([f"{name} {cell}".strip() for name, cell in zip(figures.head, row, strict=True)], room)
+                )
+                for row in figures.rows
+            ],
+        )
+    if not figures.head:
+        return broken(table(one.head, one.rows, one.left), width)
+    names = table(one.head[: one.left], [row[: one.left] for row in one.rows], one.left).split("\n")
+    if not _fits("\n".join(names), width):
+        names = [("\n" + INDENT).join(_packed(row[: one.left], room)).rstrip() for row in (one.head, *one.rows)]
+    lines = [names[0], *([INDENT + head_line] if head_line else [])]
+    for name, cells in zip(names[1:], below, strict=True):
+        lines += [name, *(INDENT + line for line in cells.split("\n"))]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _packed(parts: Sequence[str], width: int) -> list[str]:
+    """Parts in as few lines as they fit on; one that is longer than a line is broken between words."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(GAP) + len(part) <= width:
+            lines[-1] += GAP + part
+        else:
+            lines += broken(part, width).split("\n")
+    return lines
+
+
+def broken(text: str, width: int | None) -> str:
+    """A text whose long lines are broken between words; what follows is indented as far as the line's own words. Where
+    no width is given, only list items are."""
+    longest = None if width is None else min(width, LONGEST_LINE)
+    lines = []
+    for line in text.split("\n"):
+        most = longest or (ITEM_LINE if line.startswith(ITEM) else len(line))
+        if len(line) > most:
+            from textwrap import fill  # takes milliseconds, and few texts need it
+
+            indent = " " * (len(line) - len(line.lstrip("-* ")))
+            line = fill(line, most, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def as_html(elements: Iterable[Element]) -> str:

@@ -5,9 +5,20 @@ Not here: what is said, or drawings of whole screens (views/show/terminal.py, ex
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from planner.basics.quoting import for_terminal, in_json
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is; None of a file or a pipe, which take lines of any length."""
+    if not sys.stdout.isatty():
+        return None
+    from shutil import get_terminal_size  # heeds COLUMNS
+
+    return get_terminal_size().columns
 
 
 def say(text: str | bytes, *, err: bool = False, nl: bool = True) -> None:

@@ -17,18 +17,20 @@ from planner import __version__
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.basics.output import may_write
-from planner.basics.saying import say
+from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
 
 if TYPE_CHECKING:
     from planner.spec.options import Option
 
 NOTHING_FITS = 3
+LONGEST_CHOICES = 60
+"""Characters of choices that stand beside an option's name; more of them stand in its help."""
 
 EXAMPLES = """
-planner estimate --model 7b --gpus 32                      # every strategy side by side
+planner estimate --model 7b --gpus 32               # strategies side by side
 planner recommend --model 8b --gpus 16 --seq-len 8192 -o plan.json
-planner explain --model 7b --gpus 32 --dp-shard 32         # where every byte comes from
+planner explain --model 7b --gpus 32 --dp-shard 32  # where bytes come from
 """
 
 LATER = {name: f"planner.cli.study:{name}" for name in ("fit", "sweep", "cost", "compare")} | {
@@ -96,7 +98,10 @@ def _param(option: Option) -> click.Option:
         return click.Option(names, is_flag=True, default=None, help=option.help)
     if option.kind == "choice":
         words = Methods if option.name == "method" else click.Choice
-        return click.Option(names, type=words(option.choices), help=option.help)
+        if len("|".join(option.choices)) <= LONGEST_CHOICES:
+            return click.Option(names, type=words(option.choices), help=option.help)
+        told = f"{option.help} One of {', '.join(option.choices)}."
+        return click.Option(names, type=words(option.choices), metavar="NAME", help=told)
     return click.Option(names, metavar=METAVARS[option.kind], multiple=option.kind == "folders", help=option.help)
 
 
@@ -142,7 +147,7 @@ def planner() -> None:
 @planner.command(cls=QuestionCommand)
 @with_options(*OUTPUT_OPTIONS, FROM_OPTION, JSON_OPTION)
 def estimate(output: str | None, force: bool, from_file: str | None, as_json: bool, **given: Any) -> int:
-    """Every strategy at its best layout, or exactly the layout whose group sizes are given."""
+    """Each strategy at its best layout, or the layout given."""
     from planner.ask import options
     from planner.decide import estimate_json, strategies
     from planner.views.verdict import answer_text
@@ -153,7 +158,7 @@ def estimate(output: str | None, force: bool, from_file: str | None, as_json: bo
     question = options.question(given)
     with searching() as waiting:
         found = strategies.answer(question)
-    text = estimate_json.as_json(found) if as_json else answer_text(found)
+    text = estimate_json.as_json(found) if as_json else answer_text(found, terminal_width())
     return waiting.code(answered(text, found, output))
 
 
@@ -173,14 +178,14 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
         found = strategies.answer(question)
     say(merge.as_text(read), err=True)
     whole = estimate_json.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
-    text = msgspec.json.encode(whole) if as_json else answer_text(found)
+    text = msgspec.json.encode(whole) if as_json else answer_text(found, terminal_width())
     return waiting.code(answered(text, found, output))
 
 
 @planner.command(cls=QuestionCommand)
 @with_options(ANY_RUNTIME_OPTION, JSON_OPTION)
 def explore(as_json: bool, **given: Any) -> int:
-    """Ask, compare and choose on one screen; what is given here fills its fields."""
+    """Ask, compare and choose on one screen. What is given here fills its fields."""
     from planner.cli.explorer import find_explorer
 
     return find_explorer()(given, as_json)
@@ -192,20 +197,20 @@ def explore(as_json: bool, **given: Any) -> int:
 @click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
 @JSON_OPTION
 def list_presets(kind: str | None, name: str | None, folders: tuple[str, ...], as_json: bool) -> int:
-    """List what is known of KIND, or show NAME with the source of each fact."""
+    """List what is known of KIND, or show NAME and its sources."""
     import msgspec
 
     from planner.views import catalogue
 
     found = catalogue.look_up(kind, name, folders)
-    say(msgspec.json.encode(found) if as_json else catalogue.text(found))
+    say(msgspec.json.encode(found) if as_json else catalogue.text(found, terminal_width()))
     return 0
 
 
 @planner.command("backends")
 @JSON_OPTION
 def list_backends(as_json: bool) -> int:
-    """What each engine can be launched with; everything else is planned, not launched."""
+    """What each engine can be launched with. Everything else is planned, not launched."""
     import msgspec
 
     from planner.decide import capabilities
@@ -214,7 +219,7 @@ def list_backends(as_json: bool) -> int:
     find_packaged()
     found = capabilities.capabilities()
     answer = {"schema": capabilities.SCHEMA, "engines": found}
-    say(msgspec.json.encode(answer) if as_json else capabilities.as_text(found))
+    say(msgspec.json.encode(answer) if as_json else capabilities.as_text(found, terminal_width()))
     return 0
 
 
@@ -245,7 +250,7 @@ def show_schema(name: str | None, as_json: bool) -> int:
 @click.argument("plan_file", metavar="PLAN")
 @JSON_OPTION
 def show_groups(plan_file: str, as_json: bool) -> int:
-    """The rank map of PLAN: node, local rank, and which ranks form which group."""
+    """Which ranks of PLAN form which group, by node and local rank."""
     import msgspec
 
     from planner.parallelism.case import MESH_AXES, axis_groups, coordinates, node_of
@@ -272,7 +277,7 @@ def show_groups(plan_file: str, as_json: bool) -> int:
 @click.option("--force", is_flag=True, help="Overwrite an existing picture.")
 @JSON_OPTION
 def show(plan_file: str, svg: str | None, force: bool, as_json: bool) -> int:
-    """Draw PLAN: nodes, GPUs, groups, bytes a step on the links, pipeline stages."""
+    """Draw PLAN: nodes, GPUs, groups, bytes on the links, stages."""
     from planner.spec.plan import read_plan, write_whole
 
     plan = read_plan(plan_file)

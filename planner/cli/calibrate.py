@@ -31,8 +31,8 @@ def calibrate(
     folders: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Fit coefficients to measured rows (.jsonl), run folders and probes (.json), and show how well they predict what
-    they were not fitted on."""
+    """Fit coefficients to measured rows, run folders and probes. Shows how well they predict what they were not
+    fitted on; rows are .jsonl files, probes .json."""
     import msgspec
 
     from planner.calibrate import report

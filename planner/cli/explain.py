@@ -30,7 +30,7 @@ PHASE_OPTION = click.option(
 @click.command(cls=QuestionCommand)
 @with_options(PHASE_OPTION, JSON_OPTION)
 def explain(phase: str | None, as_json: bool, **given: Any) -> int:
-    """Where every byte and second of one layout comes from: the recommended one, or the one given."""
+    """Where every byte and second of a layout comes from. The layout is the recommended one, or the one given."""
     question = options.question(given)
     with searching() as waiting:
         found = strategies.answer(question)

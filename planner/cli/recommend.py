@@ -16,7 +16,7 @@ from planner.ask import options
 from planner.basics.output import may_write
 from planner.basics.progress import Cancelled
 from planner.basics.quantities import whole
-from planner.basics.saying import say
+from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
 from planner.cli import (
     ANY_RUNTIME_OPTION,
@@ -74,7 +74,7 @@ def recommend(
     backend: str | None, any_runtime: bool | None, tie: str | None, deadline: str | None, tokens: str | None,
     samples: str | None, verbose: bool, as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
-    """The best layout that fits and can be launched, and the next best, of all engines."""
+    """The best layouts of all engines that fit and can be launched."""
     may_write(output, force)
     constraints = library.constraints(backend, any_runtime, deadline, tokens, samples, given, tie)
     library.check_objective(objective, given)
@@ -93,7 +93,7 @@ def recommend(
         }
         text: str | bytes = msgspec.json.encode(whole_answer)
     else:
-        text = ranking_text(reached, answer, verbose=verbose)
+        text = ranking_text(reached, answer, verbose=verbose, width=terminal_width())
     told = trouble(reached.found, reached.fitted)
     if told is not None:
         say(text)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from planner.basics.saying import say
+from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
 from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, QuestionCommand, tell
 from planner.spec.options import DEFAULT_SEQ_STEP
@@ -27,14 +27,15 @@ from planner.studies.sweep import DEFAULT_WORTH
 def fit(
     what: str | None, max_gpus: str | None, seq_step: str | None, any_runtime: bool | None, as_json: bool, **given: Any
 ) -> int:  # fmt: skip
-    """The fewest GPUs; and on this cluster the longest sequence, largest micro-batch and largest batch in one pass."""
+    """The fewest GPUs, longest sequence and largest batch that fit. All but the GPUs are of this cluster; batches are
+    the largest micro-batch and the largest batch in one pass."""
     from planner.studies import fit as fits
     from planner.views import library
     from planner.views.fit import fit_text
 
     with searching() as waiting:
         found = library.fit(what=what, max_gpus=max_gpus, seq_step=seq_step, any_runtime=bool(any_runtime), **given)
-    say(fits.as_json(found) if as_json else fit_text(found))
+    say(fits.as_json(found) if as_json else fit_text(found, terminal_width()))
     tell(found.question.notes)
     missing = [one for one in found.found if one.value is None and not one.interrupted]
     for told, some in (
@@ -61,15 +62,15 @@ class Sweeping(QuestionCommand):
 @ANY_RUNTIME_OPTION
 @JSON_OPTION
 def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: Any) -> int:
-    """The best layout at each cluster size, speed-up and efficiency, and where more GPUs stop paying: strong scaling
-    with --global-batch-size, else weak."""
+    """The best layout at each cluster size. With speed-up and efficiency, and where more GPUs stop paying: strong
+    scaling with --global-batch-size, else weak."""
     from planner.studies import sweep as sweeps
     from planner.views import library
     from planner.views.sweep import sweep_text
 
     with searching() as waiting:
         found = library.sweep(worth=worth, any_runtime=bool(any_runtime), **given)
-    say(sweeps.as_json(found) if as_json else sweep_text(found))
+    say(sweeps.as_json(found) if as_json else sweep_text(found, terminal_width()))
     tell(found.question.notes)
     if all(point.best is None for point in found.points):
         say("error: nothing fits and launches at any of these sizes.", err=True)
@@ -94,7 +95,7 @@ def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: A
 @ANY_RUNTIME_OPTION
 @JSON_OPTION
 def cost(any_runtime: bool | None, as_json: bool, **given: Any) -> int:
-    """Time, GPU-hours, money, energy and goodput of a whole run at the recommended layout, or the one given. Its
+    """Time, money, energy and goodput of a whole run. The layout is the recommended one, or the one given; the
     length is --tokens 2T, --samples 1M --epochs 10, or --steps."""
     from planner.studies import cost as costs
     from planner.views import library
@@ -102,7 +103,7 @@ def cost(any_runtime: bool | None, as_json: bool, **given: Any) -> int:
 
     with searching() as waiting:
         found = library.cost(any_runtime=bool(any_runtime), **given)
-    say(costs.as_json(found) if as_json else cost_text(found))
+    say(costs.as_json(found) if as_json else cost_text(found, terminal_width()))
     tell(found.question.notes)
     return waiting.code(0)
 
@@ -111,11 +112,11 @@ def cost(any_runtime: bool | None, as_json: bool, **given: Any) -> int:
 @click.argument("plan_files", metavar="PLAN...", nargs=-1)
 @JSON_OPTION
 def compare(plan_files: tuple[str, ...], as_json: bool) -> int:
-    """Plans side by side: what differs in their inputs, memory, bytes on the wire, step time and tokens/s."""
+    """Plans side by side: inputs, memory, bytes, step, tokens/s."""
     from planner.studies import compare as comparisons
     from planner.views import library
     from planner.views.compare import compare_text
 
     found = library.compare(*plan_files)
-    say(comparisons.as_json(found) if as_json else compare_text(found))
+    say(comparisons.as_json(found) if as_json else compare_text(found, terminal_width()))
     return 0

@@ -7,7 +7,6 @@ drawn (views/timeline).
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from planner.ask import options
 from planner.basics.errors import PlannerError
 from planner.basics.output import may_write, write_whole
 from planner.basics.quantities import format_seconds, wholes
-from planner.basics.saying import say
+from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
 from planner.cli import JSON_OPTION, QuestionCommand, tell, with_options
 from planner.decide import explanation, strategies
@@ -58,7 +57,8 @@ def show_timeline(
     as_json: bool,
     **given: Any,
 ) -> int:
-    """One step on an axis, stream by stream: of PLAN, of the layout that the options ask for, or of a run."""
+    """One step on an axis of time, stream by stream. It is a step of PLAN, of the layout that the options ask for, or
+    of a run."""
     for path, field in ((svg, "svg"), (trace, "trace")):
         may_write(path, force, field=field)
     asked = wholes("stages", stages, 0, LARGEST_COUNT)
@@ -137,7 +137,7 @@ def _json(case: Case, found: Timeline, profiles: tuple[Profile, ...], asked: Any
 def _text(axis: views.Axis, left_out: tuple[int, ...]) -> str:
     from planner.views.timeline.terminal import text
 
-    return text(axis, left_out, shutil.get_terminal_size((110, 24)).columns)
+    return text(axis, left_out, terminal_width())
 
 
 def _write(path: str | os.PathLike[str], data: bytes) -> None:

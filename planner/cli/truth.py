@@ -33,7 +33,7 @@ MOST_TOLD = 5
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @JSON_OPTION
 def replay(**given: Any) -> int:
-    """Measured rows against predictions: errors of memory and time, the order of layouts, what fits.
+    """Measured rows beside their predictions. Errors of memory and time, the order of layouts, what fits.
 
     ROWS are JSON Lines, one run a line, with its plan or its options: docs/adding-a-measurement.md has the format. Or
     they are tables of single kernels (.csv), one kernel a line, by the columns of tests/truth/kernels.

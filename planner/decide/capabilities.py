@@ -14,6 +14,7 @@ import msgspec
 
 from planner.ask.launchable import launches
 from planner.ask.question import usual_runtime
+from planner.basics import display
 from planner.basics.errors import PlannerError
 from planner.decide.space import expert_groups, group_sizes
 from planner.inventory import default_lora
@@ -147,14 +148,20 @@ def _asked(model: str, method: Method, gpus: int) -> tuple[ModelSpec, TrainingJo
     return spec, job, presets.cluster(CLUSTER, gpus=gpus)
 
 
-def as_text(found: tuple[Capability, ...]) -> str:
-    """A Markdown table, which reads in a terminal too."""
-    head = "| engine | backend | splits | ZeRO stage | methods | recompute | offload | families | tied head |"
-    lines = [head, "|" + "---|" * 9]
-    for one in found:
-        splits = ", ".join(one.splits) + (" (HSDP too)" if one.replicas_of_shards else "")
-        stages = ", ".join(map(str, one.zero_stages))
-        cells = (one.engine, one.backend, splits, stages, ", ".join(one.methods), ", ".join(one.recompute))
-        more = (", ".join(one.offload) or "-", ", ".join(one.families), "yes" if one.tied else "no")
-        lines.append(f"| {' | '.join((*cells, *more))} |")
-    return "\n".join(lines)
+def as_text(found: tuple[Capability, ...], width: int | None = None) -> str:
+    """A Markdown table, or one that fits a terminal of that width."""
+    rows = tuple(map(_cells, found))
+    if width is not None:
+        return display.as_text([display.Table(HEAD, rows, left=2)], width)
+    lines = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+HEAD = ("engine", "backend", "splits", "ZeRO stage", "methods", "recompute", "offload", "families", "tied head")
+
+
+def _cells(one: Capability) -> tuple[str, ...]:
+    splits = ", ".join(one.splits) + (" (HSDP too)" if one.replicas_of_shards else "")
+    stages = ", ".join(map(str, one.zero_stages))
+    cells = (one.engine, one.backend, splits, stages, ", ".join(one.methods), ", ".join(one.recompute))
+    return (*cells, ", ".join(one.offload) or "-", ", ".join(one.families), "yes" if one.tied else "no")

@@ -26,20 +26,22 @@ def look_up(kind: str | None, name: str | None, folders: Folders) -> dict[str, A
     return {"schema": SCHEMA, "kind": kind, "name": name, "facts": facts, "sources": sources}
 
 
-def text(found: dict[str, Any]) -> str:
+def text(found: dict[str, Any], width: int | None = None) -> str:
     """One kind a line, or one fact a line."""
     if "names" in found:
-        return "\n".join(_wrapped(f"{kind}: {' '.join(names) or 'none'}") for kind, names in found["names"].items())
-    lines = [*_lines(found["facts"]), "", "sources:"]
-    return "\n".join([*lines, *(_wrapped(f"  {key}: {source}") for key, source in found["sources"].items())])
+        lines = [f"{kind}: {' '.join(names) or 'none'}" for kind, names in found["names"].items()]
+    else:
+        sources = (f"  {key}: {source}" for key, source in found["sources"].items())
+        lines = [*_lines(found["facts"]), "", "sources:", *sources]
+    return "\n".join(_wrapped(line, COLUMNS if width is None else min(width, COLUMNS)) for line in lines)
 
 
-def _wrapped(line: str) -> str:
+def _wrapped(line: str, columns: int) -> str:
     """A line of many words as several; no name or address is cut that a person could read."""
     from textwrap import fill  # takes milliseconds, and only text needs it
 
     line = re.sub(rf"\S{{{LONGEST_LINE // 2},}}", lambda word: shortened(word[0], LONGEST_LINE // 2), line)
-    return fill(line, COLUMNS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return fill(line, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def _lines(facts: dict[str, Any], prefix: str = "") -> list[str]:
@@ -52,5 +54,5 @@ def _lines(facts: dict[str, Any], prefix: str = "") -> list[str]:
                 lines += _lines(one, f"{prefix}{key}[{place}].")
         else:
             told = "n/a" if value is None else shortened(str(value), LONGEST_LINE // 2)
-            lines.append(_wrapped(f"{prefix}{key} = {told}"))
+            lines.append(f"{prefix}{key} = {told}")
     return lines

@@ -16,9 +16,9 @@ from planner.views.render import NOT_KNOWN, count_text, layout_text
 LONGEST_VALUE = 40
 
 
-def compare_text(found: Comparison) -> str:
+def compare_text(found: Comparison, width: int | None = None) -> str:
     """`planner compare` as text."""
-    return as_text(compare_view(found))
+    return as_text(compare_view(found), width)
 
 
 def compare_view(found: Comparison) -> list[Element]:

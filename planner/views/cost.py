@@ -22,9 +22,9 @@ from planner.views.render import (
 from planner.views.verdict import trust_text
 
 
-def cost_text(found: Cost) -> str:
+def cost_text(found: Cost, width: int | None = None) -> str:
     """`planner cost` as text."""
-    return as_text(cost_view(found))
+    return as_text(cost_view(found), width)
 
 
 def cost_view(found: Cost) -> list[Element]:

@@ -9,7 +9,7 @@ from planner.basics.display import Element, Table, as_text
 from planner.studies.fit import FitLimit, FitLimits
 from planner.views import strategy_text
 from planner.views.phase import ON_CARD
-from planner.views.render import NOT_KNOWN, cells, headline, host_text
+from planner.views.render import DROPPED, NOT_KNOWN, cells, headline, host_text
 from planner.views.verdict import trust_text, verdicts_text
 
 NAMES = {
@@ -21,15 +21,15 @@ NAMES = {
 FIGURES = ("layout", "micro x accum", ON_CARD, "band", "fits", "step", "tokens/s/GPU")
 
 
-def fit_text(found: FitLimits) -> str:
+def fit_text(found: FitLimits, width: int | None = None) -> str:
     """`planner fit` as text."""
-    return as_text(fit_view(found))
+    return as_text(fit_view(found), width)
 
 
 def fit_view(found: FitLimits) -> list[Element]:
     """The table, then what stops each."""
     head = ("", "what fits", "strategy", *FIGURES)
-    parts: list[Element] = [headline(found.question), "", Table(head, tuple(map(_row, found.found)), 4), ""]
+    parts: list[Element] = [headline(found.question), "", Table(head, tuple(map(_row, found.found)), 4, DROPPED), ""]
     parts += [f"{NAMES[one.quantity]}: {limit_text(one)}{_offloaded(one)}" for one in found.found]
     parts += [f"{NAMES[quantity]}: not searched, {reason}." for quantity, reason in found.fixed.items()]
     best = [one.best for one in found.found if one.best is not None]

@@ -17,7 +17,6 @@ from planner.studies.objectives import Reached
 from planner.views.fit import NAMES, limit_text
 from planner.views.phase import ON_CARD
 from planner.views.render import (
-    REASON_COLUMNS,
     assumed_text,
     batch_text,
     changes,
@@ -29,9 +28,11 @@ from planner.views.render import (
 from planner.views.verdict import verdict_text, verdicts_text, why_text
 
 
-def ranking_text(reached: Reached, why_not: WhyNot | None = None, *, verbose: bool = False) -> str:
+def ranking_text(
+    reached: Reached, why_not: WhyNot | None = None, *, verbose: bool = False, width: int | None = None
+) -> str:
     """`planner recommend` as text."""
-    return as_text(ranking_view(reached, why_not, verbose=verbose))
+    return as_text(ranking_view(reached, why_not, verbose=verbose), width)
 
 
 def ranking_view(reached: Reached, why_not: WhyNot | None = None, *, verbose: bool = False) -> list[Element]:
@@ -80,8 +81,6 @@ def _notes(one: Estimate, found: Answer) -> list[str]:
 
 def counts_text(found: Answer, *, verbose: bool) -> list[str]:
     """How many layouts there are and why they are not shown; `verbose` names each rule."""
-    from textwrap import fill  # takes milliseconds, and only text needs it
-
     if found.interrupted and not found.considered:
         return ["The search was interrupted."]
     known = found.rejected
@@ -100,7 +99,7 @@ def counts_text(found: Answer, *, verbose: bool) -> list[str]:
         text.insert(0, "The search was interrupted.")
     if verbose:
         rules = [f"{count:,} {name}" for name, count in sorted(known.items(), key=lambda pair: -pair[1])]
-        text.append(fill(f"Turned away: {'; '.join(rules) or 'none'}.", REASON_COLUMNS, subsequent_indent="  "))
+        text.append(f"Turned away: {'; '.join(rules) or 'none'}.")
     return text
 
 

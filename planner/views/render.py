@@ -23,7 +23,6 @@ from planner.spec.plan import Plan
 from planner.views.phase import ON_CARD, beside_text
 
 NOT_KNOWN = "n/a"
-REASON_COLUMNS = 110
 OWN_COLUMN = ("engine", "micro_batch_size", "grad_accum")
 """Fields that tables show in columns of their own."""
 
@@ -125,7 +124,7 @@ def layouts_table(
         name, layout, *figures = cells(one, names)
         mark = "* " if place == recommended else "  "
         rows.append((mark + name, layouts[place] if layouts else layout, *figures))
-    return Table((names[0], head, *names[2:]), tuple(rows), left=2)
+    return Table((names[0], head, *names[2:]), tuple(rows), left=2, drop=DROPPED)
 
 
 def cells(one: Estimate, names: Iterable[str]) -> tuple[str, ...]:
@@ -167,6 +166,8 @@ COLUMNS: dict[str, Callable[[Estimate], str]] = {
     "MFU": lambda one: percent_text(one.throughput.mfu),
 }
 """What tables of layouts have columns of."""
+DROPPED = ("inter-node", "wire/GPU", "MFU", "band", "micro x accum")
+"""What a narrow terminal does without, in this order: what layouts are chosen by stays."""
 
 
 def changes(first: Layout, other: Layout) -> list[str]:

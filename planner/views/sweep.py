@@ -13,13 +13,15 @@ from planner.views.render import NOT_KNOWN, cells, count_text, network_text, per
 from planner.views.verdict import trust_text
 
 PLACED = ("layout", "micro x accum")
+DROPPED = ("added", "speed-up", "micro x accum", "batch")
+"""What a narrow terminal does without, in this order."""
 ABOVE = 1.0005
 """An efficiency from which it is printed as more than 100 %."""
 
 
-def sweep_text(found: Sweep) -> str:
+def sweep_text(found: Sweep, width: int | None = None) -> str:
     """`planner sweep` as text."""
-    return as_text(sweep_view(found))
+    return as_text(sweep_view(found), width)
 
 
 def sweep_view(found: Sweep) -> list[Element]:
@@ -33,7 +35,7 @@ def sweep_view(found: Sweep) -> list[Element]:
         *(f"warning: {told}." for told in warnings(question)),
         scaling_sentence(found),
         "",
-        Table(head, tuple(_row(point) for point in found.points), left=3),
+        Table(head, tuple(_row(point) for point in found.points), left=3, drop=DROPPED),
     ]
     parts += [f"at {point.gpus}: {point.reason.rstrip('.')}." for point in found.points if point.best is None]
     trust = trust_text(question.calibration, [point.best for point in found.points if point.best])

@@ -20,9 +20,9 @@ from planner.views.render import batch_text, changes, host_text, layout_text
 
 if TYPE_CHECKING:
     from planner.studies.fit import FitLimit
-from planner.basics.display import Element, as_text
+from planner.basics.display import ITEM, Element, as_text
 from planner.decide.reasons import reasons_of
-from planner.views.render import REASON_COLUMNS, assumed_text, headline, layouts_table
+from planner.views.render import assumed_text, headline, layouts_table
 
 LEAST_SHOWN = 0.0005
 """Share of a step that is printed as more than nothing."""
@@ -176,9 +176,9 @@ def _saved(lever: Lever) -> str:
 # -- An answer whole ---------------------------------------------------------------------------------------------------
 
 
-def answer_text(found: Answer) -> str:
+def answer_text(found: Answer, width: int | None = None) -> str:
     """`planner estimate` as text."""
-    return as_text(answer_view(found))
+    return as_text(answer_view(found), width)
 
 
 def answer_view(found: Answer) -> list[Element]:
@@ -202,10 +202,5 @@ def answer_view(found: Answer) -> list[Element]:
 
 def why_text(found: Answer) -> list[str]:
     """The reasons, one a line."""
-    from textwrap import fill
-
-    told = [  # an option's name stays whole
-        fill(one.text, REASON_COLUMNS, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
-        for one in reasons_of(found)
-    ]
+    told = [f"{ITEM}{one.text}" for one in reasons_of(found)]
     return ["", *told] if told else []
