@@ -100,14 +100,26 @@ def _folded(one: Table, width: int) -> str:
             ],
         )
     if not figures.head:
-        return broken(table(one.head, one.rows, one.left), width)
+        return "\n".join(_rows_of_names(one, width))
     names = table(one.head[: one.left], [row[: one.left] for row in one.rows], one.left).split("\n")
     if not _fits("\n".join(names), width):
-        names = [("\n" + INDENT).join(_packed(row[: one.left], room)).rstrip() for row in (one.head, *one.rows)]
+        names = _rows_of_names(
+            msgspec.structs.replace(one, head=one.head[: one.left], rows=tuple(row[: one.left] for row in one.rows)),
+            width,
+        )
     lines = [names[0], *([INDENT + head_line] if head_line else [])]
     for name, cells in zip(names[1:], below, strict=True):
         lines += [name, *(INDENT + line for line in cells.split("\n"))]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _rows_of_names(one: Table, width: int) -> list[str]:
+    """Rows of names alone, whose last cells go to further lines where a row is too long."""
+    widths = [max(len(row[place]) for row in (one.head, *one.rows)) for place in range(len(one.head))]
+    padded = ([cell.ljust(most) for cell, most in zip(row, widths, strict=True)] for row in (one.head, *one.rows))
+    # The last cell is as long as it is, and alone decides whether it fits.
+    lines = (_packed([*cells[:-1], cells[-1].rstrip()], width - len(INDENT)) for cells in padded)
+    return [("\n" + INDENT).join(line.rstrip() for line in row) for row in lines]
 
 
 def _packed(parts: Sequence[str], width: int) -> list[str]:

@@ -11,7 +11,8 @@ import click
 import msgspec
 
 from planner.ask import options
-from planner.basics.saying import say
+from planner.basics.display import Element, as_text
+from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
 from planner.cli import JSON_OPTION, QuestionCommand, tell, with_options
 from planner.decide import estimate_json, estimation, explanation, phases, strategies
@@ -19,6 +20,8 @@ from planner.decide.answers import Answer
 from planner.views import phase as phase_view
 from planner.views import render
 
+TREES = {"memory": "memory", "time": "time", "bytes": "communication"}
+TOPICS = tuple(TREES)
 PHASE_OPTION = click.option(
     "--phase",
     metavar="NAME",
@@ -28,43 +31,42 @@ PHASE_OPTION = click.option(
 
 
 @click.command(cls=QuestionCommand)
+@click.argument("topic", type=click.Choice((*TOPICS, "all")), required=False)
 @with_options(PHASE_OPTION, JSON_OPTION)
-def explain(phase: str | None, as_json: bool, **given: Any) -> int:
-    """Where every byte and second of a layout comes from. The layout is the recommended one, or the one given."""
+def explain(topic: str | None, phase: str | None, as_json: bool, **given: Any) -> int:
+    """Where every byte and second of a layout comes from. The layout is the recommended one, or the one given. A
+    TOPIC, memory, time or bytes (on the wire), adds its formulas, each with its source; all adds those of all three."""
+    if topic is not None and phase is not None:
+        raise click.UsageError("give a TOPIC or --phase, which has the formulas of one phase")
     question = options.question(given)
     with searching() as waiting:
         found = strategies.answer(question)
     tell(found.question.notes)
-    if phase is not None:
-        whole, text = _of_phase(found, phase)
-    else:
-        whole, text = _of_all(found)
-    say(msgspec.json.encode(whole | {"interrupted": found.interrupted}) if as_json else text)
+    whole, view = _of_layout(found, topic) if phase is None else _of_phase(found, phase)
+    whole |= {"estimate": estimate_json.estimate_dict(explanation.chosen(found)), "interrupted": found.interrupted}
+    say(msgspec.json.encode(whole) if as_json else as_text([*_heading(found), *view], terminal_width()))
     return waiting.code(0)
 
 
-def _of_all(found: Answer) -> tuple[dict[str, Any], str]:
+def _of_layout(found: Answer, topic: str | None) -> tuple[dict[str, Any], list[Element]]:
     explained = explanation.explain(found)
     one = explained.estimate
-    figures = estimate_json.estimate_dict(one)
-    parts = [
-        *_heading(found),
-        render.explain_text(one),
-        *(f"\n{told[0].upper()}{told[1:]}." for told in estimation.loading_told(one.case, one.memory)),
-        "",
-        "BYTES at the fullest moment of each phase",
-        explanation.origins_text(one.case, explained.bytes),
-        *(f"\n{explanation.tree_text(tree)}" for tree in explained.formulas.values()),
-    ]
-    return explanation.as_json_object(explained) | {"estimate": figures}, "\n".join(parts)
+    view = render.explain_view(one)
+    view += [f"\n{told[0].upper()}{told[1:]}." for told in estimation.loading_told(one.case, one.memory)]
+    asked = TOPICS if topic == "all" else (topic,) if topic else ()
+    if "memory" in asked:
+        told = explanation.origins_text(one.case, explained.bytes)
+        view += ["", "BYTES at the fullest moment of each phase", told]
+    view += [f"\n{explanation.tree_text(explained.formulas[TREES[one]])}" for one in asked]
+    if not asked:
+        count = sum(len(explanation.folded(tree.steps)) for tree in explained.formulas.values())
+        view.append(f"\n{count} formulas are behind these figures: explain {', '.join(TOPICS)} or all lists them.")
+    return explanation.as_json_object(explained), view
 
 
-def _of_phase(found: Answer, phase: str) -> tuple[dict[str, Any], str]:
-    one = explanation.chosen(found)
-    explained = phases.explain_phase(found.question, one.case, phase)
-    figures = estimate_json.estimate_dict(one)
-    text = "\n".join([*_heading(found), phase_view.phase_text(explained)])
-    return phases.as_json_object(explained) | {"estimate": figures}, text
+def _of_phase(found: Answer, phase: str) -> tuple[dict[str, Any], list[Element]]:
+    explained = phases.explain_phase(found.question, explanation.chosen(found).case, phase)
+    return phases.as_json_object(explained), phase_view.phase_view(explained)
 
 
 def _heading(found: Answer) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ drawn (views/timeline).
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def _json(case: Case, found: Timeline, profiles: tuple[Profile, ...], asked: Any
 def _text(axis: views.Axis, left_out: tuple[int, ...]) -> str:
     from planner.views.timeline.terminal import text
 
-    return text(axis, left_out, terminal_width())
+    return text(axis, left_out, shutil.get_terminal_size((110, 24)).columns, terminal_width())
 
 
 def _write(path: str | os.PathLike[str], data: bytes) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from planner.basics.display import table
+from planner.basics.display import Element, Table, as_text
 from planner.basics.formula import FormulaCall
 from planner.basics.quantities import format_bytes
 from planner.spec.options import OPTIONS
@@ -22,7 +22,12 @@ SHOWN = 0.0005
 """Share of the phase from which a part has a line of its own."""
 
 
-def phase_text(found: PhaseExplanation) -> str:
+def phase_text(found: PhaseExplanation, width: int | None = None) -> str:
+    """`planner explain --phase` as text."""
+    return as_text(phase_view(found), width)
+
+
+def phase_view(found: PhaseExplanation) -> list[Element]:
     """One phase as two tables and its formulas."""
     stage = f", pipeline stage {found.stage}" if found.stage else ""
     shown = [part for part in found.parts if part.bytes >= SHOWN * found.total_bytes]
@@ -30,21 +35,21 @@ def phase_text(found: PhaseExplanation) -> str:
         (f"{part.bytes / found.total_bytes:.1%}", format_bytes(part.bytes), part.term, part.unit, _origin(found, part))
         for part in shown
     ]
-    lines = [
+    parts: list[Element] = [
         f"{found.phase.upper()}, fullest at: {found.place}{stage}; {format_bytes(found.total_bytes)} live on one rank",
         "",
         _flush(("share", "bytes", "term", "unit", "comes from"), rows),
     ]
     if small := [part for part in found.parts if part not in shown]:
-        lines.append(f"and {len(small)} smaller, {format_bytes(sum(part.bytes for part in small))}")
+        parts.append(f"and {len(small)} smaller, {format_bytes(sum(part.bytes for part in small))}")
     if told := beside_text(found.beside):
-        lines.append(f"on the card beside it {told}")
-    lines += ["", "WHAT WOULD MAKE IT SMALLER", _levers(found)]
+        parts.append(f"on the card beside it {told}")
+    parts += ["", "WHAT WOULD MAKE IT SMALLER", _levers(found)]
     if found.formulas:
         from planner.decide.explanation import tree_text  # an estimate's text has no formulas
 
-        lines += ["", tree_text(FormulaCall("formulas", "", "", "", steps=list(found.formulas)))]
-    return "\n".join(lines)
+        parts += ["", tree_text(FormulaCall("formulas", "", "", "", steps=list(found.formulas)))]
+    return parts
 
 
 def beside_text(beside: Mapping[str, float]) -> str:
@@ -70,7 +75,7 @@ def _origin(found: PhaseExplanation, part: Part) -> str:
     return f"{part.count:g} x ({' + '.join(terms)})" if part.count != 1 else " + ".join(terms)
 
 
-def _levers(found: PhaseExplanation) -> str:
+def _levers(found: PhaseExplanation) -> Element:
     if not found.levers:
         return "no option alone"
     rows = [
@@ -109,7 +114,7 @@ def _remarks(lever: Lever) -> str:
     return ", ".join(filter(None, said))
 
 
-def _flush(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def _flush(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
     """A table whose numbers, in the first columns, are flush right, and whose words are flush left."""
     numbers = sum(name in ("share", "bytes", "saves live", "then live", ON_CARD, "tokens/s") for name in head)
     widths = [max(len(row[place]) for row in (head, *rows)) for place in range(numbers)]
@@ -117,4 +122,4 @@ def _flush(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
         (*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), *row[numbers:])
         for row in (head, *rows)
     ]
-    return table(padded[0], padded[1:], left=len(head))
+    return Table(padded[0], tuple(padded[1:]), left=len(head))

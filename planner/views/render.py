@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from planner.ask.question import Question, warnings
 from planner.basics.arith import Number
-from planner.basics.display import Table, table
+from planner.basics.display import Element, Table, table
 from planner.basics.quantities import GB, GIB, format_byte_range, format_bytes, format_seconds, format_volume
 from planner.decide.answers import Estimate
 from planner.decide.estimate_json import breakdown
@@ -182,8 +182,8 @@ def _value(value: object) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def explain_text(one: Estimate) -> str:
-    """Memory by phase and term, and every collective, of one layout."""
+def explain_view(one: Estimate) -> list[Element]:
+    """Memory by phase and term, every collective, and the parts of a step, of one layout."""
     phases = one.memory.phases
     terms = [term for term in phases[0].terms if any(phase.terms[term] for phase in phases)]
     rows = [(term, *(gib_text(phase.terms[term]) for phase in phases)) for term in terms]
@@ -198,26 +198,24 @@ def explain_text(one: Estimate) -> str:
     ]  # fmt: skip
     head = ("operation", "group", "ranks", "unit", "phase", "calls", "payload", "wire/rank", "link", "")
     time = one.time
-    return "\n".join(
-        [
-            "MEMORY, live GiB on one rank at the fullest moment of each phase",
-            table(("term", *(phase.phase for phase in phases)), rows),
-            "",
-            f"peak {format_bytes(one.memory.peak.total)} live in {one.memory.peak.phase}: {seven} (GiB)",
-            f"the allocator reserves {format_bytes(one.memory.reserved_bytes)}, "
-            f"{format_bytes(one.memory.device_bytes)} are on the card; 90 % of measured runs lie in "
-            f"{band_text(one)}{_probability(one)}",
-            *_beside(one),
-            "",
-            "COLLECTIVES of one optimizer step and rank",
-            table(head, calls) if calls else "none",
-            "",
-            f"TIME: step {seconds_text(time.step_s)} = compute {seconds_text(time.compute_s)} + exposed communication "
-            f"{seconds_text(time.exposed_comm_s)} (raw {seconds_text(time.comm_s)}) "
-            f"+ bubble {seconds_text(time.bubble_s)} "
-            f"+ optimizer {seconds_text(time.optimizer_s)} ({step_name(one.case)})",
-        ]
-    )
+    return [
+        "MEMORY, live GiB on one rank at the fullest moment of each phase",
+        Table(("term", *(phase.phase for phase in phases)), tuple(rows)),
+        "",
+        f"peak {format_bytes(one.memory.peak.total)} live in {one.memory.peak.phase}: {seven} (GiB)",
+        f"the allocator reserves {format_bytes(one.memory.reserved_bytes)}, "
+        f"{format_bytes(one.memory.device_bytes)} are on the card; 90 % of measured runs lie in "
+        f"{band_text(one)}{_probability(one)}",
+        *_beside(one),
+        "",
+        "COLLECTIVES of one optimizer step and rank",
+        Table(head, tuple(calls), drop=("ranks", "link")) if calls else "none",
+        "",
+        f"TIME: step {seconds_text(time.step_s)} = compute {seconds_text(time.compute_s)} + exposed communication "
+        f"{seconds_text(time.exposed_comm_s)} (raw {seconds_text(time.comm_s)}) "
+        f"+ bubble {seconds_text(time.bubble_s)} "
+        f"+ optimizer {seconds_text(time.optimizer_s)} ({step_name(one.case)})",
+    ]
 
 
 def _beside(one: Estimate) -> list[str]:

@@ -79,10 +79,31 @@ def test_json_is_one_object_on_stdout(command_: str, capsys: pytest.CaptureFixtu
 
 
 def test_explain_shows_terms_collectives_and_formulas(capsys: pytest.CaptureFixture[str]):
-    assert run("explain", *SEVEN_B, "--dp-shard", "32") == 0
+    assert run("explain", "all", *SEVEN_B, "--dp-shard", "32") == 0
     out = capsys.readouterr().out
     for part in ("MEMORY", "COLLECTIVES", "TIME", "all_gather", "product_seconds", "InfiniBand NDR"):
         assert part in out
+
+
+@pytest.mark.parametrize(
+    ("topic", "formula"), [("memory", "sharded_bytes"), ("time", "product_seconds"), ("bytes", "whole_bytes")]
+)
+def test_a_topic_has_its_formulas_and_no_others(topic: str, formula: str, capsys: pytest.CaptureFixture[str]):
+    asked = ("--model", "7b", "--gpus", "8", "--dp-shard", "8")
+    assert run("explain", *asked) == 0
+    short = capsys.readouterr().out
+    assert run("explain", topic, *asked) == 0
+    told = capsys.readouterr().out
+
+    assert short.splitlines()[:30] == told.splitlines()[:30] and len(short.splitlines()) < 45
+    assert f"= {formula}(" in told and " formulas are behind these figures" in short
+    assert {"memory": "MEMORY", "time": "TIME", "bytes": "COMMUNICATION"}[topic] in told.splitlines()
+    assert f"= {formula}(" not in short and " formulas are behind these figures" not in told
+
+
+def test_a_topic_and_a_phase_are_not_asked_together(capsys: pytest.CaptureFixture[str]):
+    assert run("explain", "memory", "--model", "7b", "--gpus", "8", "--phase", "peak") == 2
+    assert "give a TOPIC or --phase" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command_", ["estimate", "recommend", "fit --what gpus", "cost --tokens 1M", "sweep"])

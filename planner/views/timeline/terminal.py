@@ -13,8 +13,6 @@ from planner.spec.spans import COMPUTE, SENDS, Span
 from planner.views.timeline.axis import Axis, StreamSpans, Track, ranges_text
 
 LEAST_COLUMNS = 20
-WIDTH = 110
-"""Of a drawing in a file or a pipe."""
 IDLE, NOTHING = ".", " "
 LETTER_SHARE = 2 / 3
 """Of a column that holds many passes, from which one kind gives it its letter."""
@@ -29,13 +27,13 @@ WORDS = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "back
 MICRO_BATCHED = ("forward", "backward", "input_grads", "weight_grads", "recompute")
 
 
-def text(axis: Axis, left_out: Sequence[int], width: int | None) -> str:
-    """The whole drawing, in lines of at most `width`; without one, of any length for sentences."""
+def text(axis: Axis, left_out: Sequence[int], width: int, longest: int | None = None) -> str:
+    """The whole drawing, `width` columns wide, with sentences in lines of at most `longest` characters."""
     labels = [(track.name, row.stream) for track in axis.tracks for row in track.rows]
     first, second = (max(len(label[place]) for label in labels) + 2 for place in (0, 1))
     told = {(track.name, row.stream): _figures(track, row) for track in axis.tracks for row in track.rows}
-    room = max(LEAST_COLUMNS, (width or WIDTH) - first - second - 2 - max(map(len, told.values())))
-    lines = [*(broken(told, width) for told in axis.told), "", " " * (first + second) + _ruler(axis.end_s, room)]
+    room = max(LEAST_COLUMNS, width - first - second - 2 - max(map(len, told.values())))
+    lines = [*(broken(told, longest) for told in axis.told), "", " " * (first + second) + _ruler(axis.end_s, room)]
     used: set[str] = set()
     for track in axis.tracks:
         name = track.name
@@ -45,13 +43,13 @@ def text(axis: Axis, left_out: Sequence[int], width: int | None) -> str:
             line = f"{name:{first}}{row.stream:{second}}{drawn}  {told[track.name, row.stream]}"
             lines.append(line.rstrip())
             name = ""
-    lines += ["", broken(_legend(used), width)]
-    lines.append(broken(f"A column is {_fine(axis.end_s / room)}{_reading(used)}.", width))
+    lines += ["", broken(_legend(used), longest)]
+    lines.append(broken(f"A column is {_fine(axis.end_s / room)}{_reading(used)}.", longest))
     if left_out:
         noun = "Stage" if len(left_out) == 1 else "Stages"
         shown = f"{noun} {ranges_text(left_out)} {'is' if len(left_out) == 1 else 'are'} left out"
         lines.append(f"{shown}: --stages {left_out[0]} shows it.")
-    lines += [broken(note, width) for note in axis.notes]
+    lines += [broken(note, longest) for note in axis.notes]
     return "\n".join(lines)
 
 
