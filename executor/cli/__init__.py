@@ -81,7 +81,7 @@ def executor() -> None:
 @click.option("--run-dir", type=command.NewPath(), help="Run folder (default: runs/<model>-<strategy>-<UTC time>).")
 @click.option(
     "--launcher",
-    type=click.Choice(["local", "slurm"]),
+    type=command.OneOf(["local", "slurm"]),
     default="local",
     show_default=True,
     help="How nodes are reached.",

@@ -30,7 +30,7 @@ from planner.spec.plan import read_plan
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("folder", metavar="DIR", type=command.NewPath())
 @click.option("--merge", is_flag=True, help="Add a run's adapters to its base: one model (default: the adapters).")
-@click.option("--dtype", type=click.Choice(list(exports.DTYPE_BYTES)), help="Cast the weights (default: as trained).")
+@click.option("--dtype", type=command.OneOf(list(exports.DTYPE_BYTES)), help="Cast the weights (default: as trained).")
 @click.option(
     "--shard-gb",
     type=click.FloatRange(min=0, min_open=True),
@@ -61,7 +61,7 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
 @click.command("export-launch")
 @click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
 @click.argument("script_arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--to", type=click.Choice(get_args(launch_export.Target)), required=True, help="What starts the job.")
+@click.option("--to", type=command.OneOf(get_args(launch_export.Target)), required=True, help="What starts the job.")
 @click.option("-o", "--output", type=command.NewPath(), required=True, metavar="DIR", help="A new folder.")
 @click.option("--sbatch", multiple=True, metavar="NAME[=VALUE]", help="slurm: an option of the job. Repeatable.")
 @click.option("--image", metavar="NAME", help="kubernetes: the image that every pod runs.")

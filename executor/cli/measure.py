@@ -40,7 +40,7 @@ from planner.spec.plan import read_plan
 @click.option("-o", "--output", type=command.NewPath(), help="JSON Lines file that rows are added to.")
 @click.option("--fake-world", type=click.IntRange(min=2), metavar="N",
               help="One rank of N, in torch's fake process group: memory only.")  # fmt: skip
-@click.option("--device", type=click.Choice(["cpu"]), help="Use the CPU even where there are GPUs.")
+@click.option("--device", type=command.OneOf(["cpu"]), help="Use the CPU even where there are GPUs.")
 @click.option("--only", metavar="PATTERN", multiple=True, help="Only cells whose id matches, such as '*fsdp*'.")
 @click.option("--list", "list_only", is_flag=True, help="Show the cells and their predictions; run nothing.")
 @click.option("--runs", type=command.NewPath(), help="Keep the run folders here.")
@@ -97,7 +97,9 @@ def measure(
 @click.option("--name", metavar="ID", help="Id of the presets (default: this host's name).")
 @click.option("--ranks", type=int, help="Ranks per node (default: its GPUs; two on a CPU).")
 @click.option("--nodes", type=int, default=1, show_default=True, help="Nodes; on one machine they are emulated.")
-@click.option("--kind", type=click.Choice(["cpu", "cuda"]), help="Kind of devices (default: GPUs where there are any).")
+@click.option(
+    "--kind", type=command.OneOf(["cpu", "cuda"]), help="Kind of devices (default: GPUs where there are any)."
+)
 @click.option("--hosts", default="auto", show_default=True, metavar="FILE|auto|loopback|namespaces",
               help="Measure the hosts of this file, by ssh; or how several nodes are emulated here.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="Few sizes, once each: a smoke test with poor figures.")

@@ -86,7 +86,7 @@ DEBUG_NETWORK = click.option("--debug-network", is_flag=True, help="Enable the d
 
 ON_BAD_LOSS = click.option(
     "--on-bad-loss",
-    type=click.Choice(badloss.ACTIONS),
+    type=command.OneOf(badloss.ACTIONS),
     help="When a loss or a gradient norm is not finite, or a loss explodes: stop the run, skip the step, or go back to "
     "the newest checkpoint and leave out the batches since (default: stop).",
 )

@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from planner.basics import streams
-from planner.basics.errors import LONGEST_VALUE, PlannerError, one_line, shortened
+from planner.basics.errors import LONGEST_VALUE, PlannerError, did_you_mean, one_line, shortened
 from planner.basics.progress import Cancelled
 from planner.basics.saying import say
 
@@ -27,6 +27,19 @@ DEBUG_VARIABLE = "MESHWRIGHT_DEBUG"
 UNLOOKED = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP)
 """Errors of the system about a name that cannot be looked at: no error of this program."""
 INTERNAL, USAGE, INTERRUPTED = 1, 2, 130
+
+
+class OneOf(click.Choice[str]):
+    """One of several words; a word that is not among them is refused with the nearest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word. Raises PlannerError."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            name, typed = ("", "") if param is None else (param.name or "", param.opts[0])
+            rule = f"is not a value of {typed.upper() if isinstance(param, click.Argument) else typed}"
+            raise PlannerError(name, value, rule, did_you_mean(str(value), self.choices)) from None
 
 
 class Commands(click.Group):

@@ -56,7 +56,7 @@ NOT_MODELLED = dict.fromkeys(
 Command = Callable[..., Any]
 
 
-class Methods(click.Choice[str]):
+class Methods(command.OneOf):
     """The methods; one that is known and not modelled is told so."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -97,7 +97,7 @@ def _param(option: Option) -> click.Option:
     if option.kind == "flag":
         return click.Option(names, is_flag=True, default=None, help=option.help)
     if option.kind == "choice":
-        words = Methods if option.name == "method" else click.Choice
+        words = Methods if option.name == "method" else command.OneOf
         if len("|".join(option.choices)) <= LONGEST_CHOICES:
             return click.Option(names, type=words(option.choices), help=option.help)
         told = f"{option.help} One of {', '.join(option.choices)}."

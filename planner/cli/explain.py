@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from planner.ask import options
+from planner.basics.command import OneOf
 from planner.basics.display import Element, as_text
 from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
@@ -31,7 +32,7 @@ PHASE_OPTION = click.option(
 
 
 @click.command(cls=QuestionCommand)
-@click.argument("topic", type=click.Choice((*TOPICS, "all")), required=False)
+@click.argument("topic", type=OneOf((*TOPICS, "all")), required=False)
 @with_options(PHASE_OPTION, JSON_OPTION)
 def explain(topic: str | None, phase: str | None, as_json: bool, **given: Any) -> int:
     """Where every byte and second of a layout comes from. The layout is the recommended one, or the one given. A

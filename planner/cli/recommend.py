@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from planner.ask import options
+from planner.basics.command import OneOf
 from planner.basics.output import may_write
 from planner.basics.progress import Cancelled
 from planner.basics.quantities import whole
@@ -52,7 +53,7 @@ class Recommending(QuestionCommand):
 @click.command(cls=Recommending)
 @with_options(
     *OUTPUT_OPTIONS,
-    click.option("--objective", type=click.Choice(OBJECTIVES), default="fastest", help="Default: fastest."),
+    click.option("--objective", type=OneOf(OBJECTIVES), default="fastest", help="Default: fastest."),
     click.option("--top", metavar="N", help="Layouts to show. Default: 3."),
     click.option("--pareto", metavar="N", help="Show up to N layouts of the front of time against memory."),
     click.option("--why-not", metavar="LAYOUT", help="What excludes dp_shard=8,tp=4? Else as in the best."),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from planner.basics import command
+from planner.basics.errors import PlannerError
 from planner.cli import EXAMPLES, planner, question_params
 from planner.spec import presets
 from planner.spec.huggingface import config_dict
@@ -471,3 +474,24 @@ def test_a_reader_that_has_seen_enough_is_no_failure(writer: str):
 def test_a_slip_in_the_name_of_a_command_that_is_imported_late_is_told_the_name(typed, meant, capsys):
     assert command.exit_code(planner, (typed,), name="planner") == command.USAGE
     assert f"'{meant}'" in capsys.readouterr().err
+
+
+def test_every_mistyped_word_of_every_option_is_answered_with_the_nearest():
+    from executor.cli import executor as executor_group
+
+    seen = 0
+    for group in (planner, executor_group):
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            found = group.get_command(context, name)
+            for param in found.get_params(click.Context(found)):
+                if not isinstance(param.type, click.Choice):
+                    continue
+                for word in param.type.choices:
+                    typed = f"{word[:-1]}_{word[-1]}"
+                    with pytest.raises(
+                        PlannerError, match=f"Did you mean .*{re.escape(word)}|Known: .*{re.escape(word)}"
+                    ):
+                        param.type.convert(typed, param, context)
+                    seen += 1
+    assert seen > 100
