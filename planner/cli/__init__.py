@@ -197,13 +197,18 @@ def explore(as_json: bool, **given: Any) -> int:
 @click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
 @JSON_OPTION
 def list_presets(kind: str | None, name: str | None, folders: tuple[str, ...], as_json: bool) -> int:
-    """List what is known of KIND, or show NAME and its sources."""
+    """List what is known of KIND, or show NAME and its sources. A part of a name lists those that have it."""
     import msgspec
 
     from planner.views import catalogue
 
     found = catalogue.look_up(kind, name, folders)
-    say(msgspec.json.encode(found) if as_json else catalogue.text(found, terminal_width()))
+    if as_json:
+        say(msgspec.json.encode(found))
+    elif list(found.get("names", ())) == ["models"]:
+        say(catalogue.models_text(found["names"]["models"], folders, terminal_width()))
+    else:
+        say(catalogue.text(found, terminal_width()))
     return 0
 
 

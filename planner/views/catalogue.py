@@ -6,24 +6,51 @@ Not here: finding and reading presets (presets.py).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from planner.basics.errors import LONGEST_LINE, shortened
+from planner.basics.display import Table, as_text
+from planner.basics.errors import LONGEST_LINE, PlannerError, shortened
 from planner.spec import presets
 from planner.spec.presets import Folders
+from planner.views.render import size_text
 
 SCHEMA = "presets/1"
 COLUMNS = 110
 
 
 def look_up(kind: str | None, name: str | None, folders: Folders) -> dict[str, Any]:
-    """Names by kind; or, for one preset, its facts as written and their sources."""
+    """Names by kind; or, for one preset, its facts as written and their sources. A name that no preset has stands for
+    those that have it in theirs."""
     if kind is None:
         return {"schema": SCHEMA, "names": {one: presets.names(one, folders=folders) for one in presets.KINDS}}
+    if kind not in presets.KINDS and name is None and _having("models", kind, folders):
+        raise PlannerError("kind", kind, "is not a kind of preset", f"Try planner presets models {kind}")
     if name is None:
         return {"schema": SCHEMA, "names": {kind: presets.names(kind, folders=folders)}}
+    if name not in presets.aliases(kind, folders=folders) and (found := _having(kind, name, folders)):
+        return {"schema": SCHEMA, "names": {kind: found}}
     facts, sources = presets.as_written(kind, name, folders=folders), presets.provenance(kind, name, folders=folders)
     return {"schema": SCHEMA, "kind": kind, "name": name, "facts": facts, "sources": sources}
+
+
+def _having(kind: str, part: str, folders: Folders) -> list[str]:
+    """The presets with that in their names; none where it is the name of one."""
+    names = presets.names(kind, folders=folders)
+    return [] if part in names else [name for name in names if part.lower() in name.lower()]
+
+
+def models_text(names: Sequence[str], folders: Folders, width: int | None = None) -> str:
+    """Models as a table: how large they are, and their other names."""
+    also: dict[str, list[str]] = {}
+    for alias, name in presets.aliases("models", folders=folders).items():
+        also.setdefault(name, []).append(alias)
+    rows = []
+    for name in names:
+        model = presets.model(name, folders=folders)
+        figures = (size_text(model), str(model.layers), f"{model.max_seq_len:,}")
+        rows.append((name, ", ".join(also.get(name, [])), *figures))
+    return as_text([Table(("model", "also", "parameters", "layers", "context"), tuple(rows), left=2)], width)
 
 
 def text(found: dict[str, Any], width: int | None = None) -> str:

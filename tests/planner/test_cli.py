@@ -495,3 +495,25 @@ def test_every_mistyped_word_of_every_option_is_answered_with_the_nearest():
                         param.type.convert(typed, param, context)
                     seen += 1
     assert seen > 100
+
+
+def test_models_are_a_table_with_their_other_names(capsys: pytest.CaptureFixture[str]):
+    assert run("presets", "models") == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+
+    assert head.split() == ["model", "also", "parameters", "layers", "context"]
+    assert [row.split()[0] for row in rows] == presets.names("models")
+    seven = next(row for row in rows if row.startswith("llama-2-7b "))
+    assert seven.split() == ["llama-2-7b", "7b,", "llama2-7b", "6.74", "B", "32", "4,096"]
+
+
+def test_a_part_of_a_name_lists_those_that_have_it_and_a_whole_name_is_shown(capsys: pytest.CaptureFixture[str]):
+    assert run("presets", "models", "Qwen3", "--json") == 0  # an alias in other letters is no alias
+    named = json.loads(capsys.readouterr().out)["names"]["models"]
+    assert named == [name for name in presets.names("models") if "qwen3" in name] and len(named) > 2
+    for whole in ("gpt2", "7b"):  # parts of other names, and names themselves
+        assert run("presets", "models", whole, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["name"] == whole
+
+    told = refused(capsys, "presets", "llama")
+    assert told == "error: kind=llama: is not a kind of preset. Try planner presets models llama."
