@@ -24,6 +24,7 @@ from planner.decide.planning import plan_of
 from planner.decide.recommendation import among_methods, seen_of
 from planner.decide.strategies import answer
 from planner.spec import Layout, TrainingJob, hub
+from planner.spec.engines import ENGINES
 from planner.spec.inputs import resolved, unknown
 from planner.spec.plan import encode_plan, write_whole
 from planner.views.render import (
@@ -188,8 +189,10 @@ def _layout_words(layout: Layout, given: Given) -> dict[str, list[str]]:
     """A layout's fields as options, those at rest left out unless leaving them out would mean something else."""
     at_rest = Layout(engine=layout.engine)
     needed = {name for name in layout.__struct_fields__ if given.get(name) is not None}
-    if given.get("global_batch_size") is not None:
-        needed |= {"micro_batch_size", "grad_accum"}  # or they would be made to multiply to it
+    if given.get("global_batch_size") is not None or layout.pp > 1:
+        needed |= {"micro_batch_size", "grad_accum"}  # or they would multiply to it, or fill the pipeline
+    if len(ENGINES[layout.engine].zero_stages) > 1:
+        needed.add("zero_stage")  # an engine may have a stage of its own where none is given
     if all(getattr(layout, axis) == 1 for axis in GROUP_AXES):
         needed.add("dp_replicate")  # one group size, so that the layout is not searched for
     found: dict[str, list[str]] = {}
