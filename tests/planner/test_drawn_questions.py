@@ -148,7 +148,7 @@ def test_every_drawn_answer_says_one_thing_once(count: int) -> None:
 
 
 @pytest.mark.parametrize("given", [
-    {"model": "llama-3-70b", "gpus": "8", "precision": "pure-bf16", "micro_batch_size": "16"},  # 1 micro-batch, 8 stages
+    {"model": "llama-3-70b", "gpus": "8", "precision": "pure-bf16", "micro_batch_size": "16"},  # 1 micro-batch
     {"model": "llama-3-8b", "gpus": "64", "method": "full", "runtime": "nanotron", "cluster": "gb200-nvl72"},  # ZeRO-0
 ])  # fmt: skip
 def test_the_words_of_a_layout_ask_for_it_and_for_no_other(given: dict[str, str]) -> None:
