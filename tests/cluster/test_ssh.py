@@ -347,7 +347,7 @@ def test_a_launcher_that_says_nothing_is_missed_by_its_hosts(
 
 @pytest.mark.long
 @pytest.mark.parametrize("waiting", ["alone detached"], indirect=True)
-def test_what_hosts_still_have_of_a_run_without_a_launcher_is_ended_by_status(
+def test_what_hosts_still_have_of_a_run_without_a_launcher_is_shown_by_status_and_ended_by_stop(
     pair: TestHosts, waiting: tuple[Path, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, one = waiting
@@ -357,7 +357,9 @@ def test_what_hosts_still_have_of_a_run_without_a_launcher_is_ended_by_status(
     one.wait()
     until(lambda: len(running(pair)) == 2, "all but what a rank started to end by itself")
     monkeypatch.setenv("MESHWRIGHT_SSH", f"ssh -F {pair.ssh_config}")
-    said = subprocess.run([EXECUTOR, "status", folder], capture_output=True, text=True, check=False)
+    shown = subprocess.run([EXECUTOR, "status", folder], capture_output=True, text=True, check=False)
+    assert f"executor stop {folder} ends its remaining processes" in shown.stdout and len(running(pair)) == 2, shown
+    said = subprocess.run([EXECUTOR, "stop", folder, "--yes"], capture_output=True, text=True, check=False)
     assert "; 1 process and its folder on red ended; 1 process and its folder on blue ended" in said.stdout, said
     nothing_stays(pair)
 
