@@ -35,12 +35,21 @@ class Table(msgspec.Struct, frozen=True):
     left: int = 1
     drop: tuple[str, ...] = ()
 
+    def between(self, begin: int, end: int) -> Table:
+        """The table's columns from `begin` up to `end`."""
+        rows = tuple(row[begin:end] for row in self.rows)
+        left = max(0, min(self.left, end) - begin)
+        return msgspec.structs.replace(self, head=self.head[begin:end], rows=rows, left=left)
+
     def without(self, head: str) -> Table:
         """The table without the column of that head, if it has one."""
-        kept = [place for place, one in enumerate(self.head) if one != head]
-        rows = tuple(tuple(row[place] for place in kept) for row in self.rows)
-        left = self.left - any(one == head for one in self.head[: self.left])
-        return msgspec.structs.replace(self, head=tuple(self.head[place] for place in kept), rows=rows, left=left)
+        if head not in self.head:
+            return self
+        place = self.head.index(head)
+        before, after = self.between(0, place), self.between(place + 1, len(self.head))
+        rows = tuple(one + more for one, more in zip(before.rows, after.rows, strict=True))
+        left = before.left + after.left
+        return msgspec.structs.replace(self, head=before.head + after.head, rows=rows, left=left)
 
 
 Element = str | Table
@@ -64,16 +73,19 @@ def as_text(elements: Iterable[Element], width: int | None = None) -> str:
 
 
 def _table_text(one: Table, width: int | None) -> str:
-    text = table(one.head, one.rows, one.left)
-    if width is None or _fits(text, width):
-        return text
-    fewer = one
-    for head in one.drop:
-        fewer = fewer.without(head)
-        text = table(fewer.head, fewer.rows, fewer.left)
+    if width is None:
+        return table(one.head, one.rows, one.left)
+    return _fitting(one, width) or _folded(one, width)
+
+
+def _fitting(one: Table, width: int) -> str:
+    """The table, without the first of its `drop` columns where that makes it fit; "" where nothing does."""
+    for head in (None, *one.drop):
+        one = one if head is None else one.without(head)
+        text = table(one.head, one.rows, one.left)
         if _fits(text, width):
             return text
-    return _folded(one, width)
+    return ""
 
 
 def _fits(text: str, width: int) -> bool:
@@ -82,35 +94,27 @@ def _fits(text: str, width: int) -> bool:
 
 def _folded(one: Table, width: int) -> str:
     """The names of each row, and below them its figures."""
-    figures = Table(one.head[one.left :], tuple(row[one.left :] for row in one.rows), left=0, drop=one.drop)
-    room = width - len(INDENT)
-    for head in ("", *one.drop):
-        figures = figures.without(head) if head else figures
-        head_line, *below = table(figures.head, figures.rows, 0).split("\n")
-        if _fits("\n".join([head_line, *below]), room):
-            break
-    else:  # too many for one line: each figure under its own head
-        head_line, below = (
-            "",
-            [
-                "\n".join(
-                    _packed([f"{name} {cell}".strip() for name, cell in zip(figures.head, row, strict=True)], room)
-                )
-                for row in figures.rows
-            ],
-        )
+    names, figures = one.between(0, one.left), one.between(one.left, len(one.head))
+    named = table(names.head, names.rows, names.left).split("\n")
+    if not figures.head or not _fits("\n".join(named), width):
+        named = _rows_of_names(names, width)
     if not figures.head:
-        return "\n".join(_rows_of_names(one, width))
-    names = table(one.head[: one.left], [row[: one.left] for row in one.rows], one.left).split("\n")
-    if not _fits("\n".join(names), width):
-        names = _rows_of_names(
-            msgspec.structs.replace(one, head=one.head[: one.left], rows=tuple(row[: one.left] for row in one.rows)),
-            width,
-        )
-    lines = [names[0], *([INDENT + head_line] if head_line else [])]
-    for name, cells in zip(names[1:], below, strict=True):
-        lines += [name, *(INDENT + line for line in cells.split("\n"))]
+        return "\n".join(named)
+    room = width - len(INDENT)
+    fitting = _fitting(figures, room)
+    under = fitting.split("\n") if fitting else ["", *_each_named(figures, room)]
+    lines = []
+    for name, cells in zip(named, under, strict=True):
+        lines += [name, *(INDENT + line for line in cells.split("\n") if line)]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _each_named(figures: Table, width: int) -> list[str]:
+    """Rows of figures that are too many for one line: each under its own head, without those that can be dropped."""
+    for head in figures.drop:
+        figures = figures.without(head)
+    pairs = ([f"{name} {cell}".strip() for name, cell in zip(figures.head, row, strict=True)] for row in figures.rows)
+    return ["\n".join(_packed(row, width)) for row in pairs]
 
 
 def _rows_of_names(one: Table, width: int) -> list[str]:

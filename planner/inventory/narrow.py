@@ -41,7 +41,7 @@ nn_modules/qlinear/qlinear_cuda_old.py, forward)."""
 
 @formula(unit="bytes", source="AutoGPTQ, qlinear_cuda_old.py: 4-bit codes and zeros, fp16 scales, an int32 a row")
 def gptq_element_bytes(out_features: Number) -> Number:
-    """A 4-bit code of a weight with so many outputs, and its part of scales, zeros and group indices."""
+    """One element of a GPTQ weight: its 4-bit code, and its share of the scales, zeros and group indices."""
     return CODE_BYTES + (BYTES["fp16"] + CODE_BYTES) / GPTQ_GROUP + BYTES["fp32"] / out_features
 
 
