@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from planner.basics.errors import PlannerError
 from planner.basics.quantities import GB, GIB, MICRO, TERA
@@ -23,10 +23,14 @@ from planner.spec.calibration import PROBE, Calibration, ComputeEntry, LinkEntry
 from planner.spec.devices import gpu_preset
 from planner.spec.presets import Folders
 
+T = TypeVar("T")
 Tables = dict[str, dict[str, float]]
 INSIDE, BETWEEN = "inside", "between"
 CLEAR = 10
 """A call this many times longer than an operation's own cost says something about its data."""
+ABOVE_LEAST = 3
+"""A call this many times longer than the shortest of its kind says something about its data: on a GPU, smaller ones all
+take as long as the host needs to start their kernels."""
 LARGE_BYTES = 2**20
 """Payloads from which a collective says what a link carries of large messages: over a slow network gloo sends them
 slower than small ones."""
@@ -127,9 +131,10 @@ def compute_entry(probe: Probe, gpu: str, rates: MeasuredRates) -> ComputeEntry:
     ideal = [(one.flops / rates.flops_per_s[one.dtype], one) for one in clear or probe.products]
     curve = fit_line((ideal_s, ideal_s / size_of(one), one.seconds) for ideal_s, one in ideal)
     chains = [one for one in probe.sweeps if one.kind in ("norm", "gate") and one.seconds >= CLEAR * each_s]
+    chains = _above_least((one, one.kind, one.seconds) for one in chains)
     attention = [
         3 * one.forward_flops / (one.forward_s + one.backward_s) / rates.flops_per_s[one.dtype]
-        for one in probe.attention
+        for one in _above_least((one, one.dtype, one.forward_s + one.backward_s) for one in probe.attention)
         if one.dtype in rates.flops_per_s
     ]
     return ComputeEntry(
@@ -145,6 +150,15 @@ def compute_entry(probe: Probe, gpu: str, rates: MeasuredRates) -> ComputeEntry:
         spread=round(curve.spread, 4),
         source=f"{_said(probe)}: {curve.n} matrix products, {len(attention)} of attention, {len(chains)} kernel chains",
     )
+
+
+def _above_least(timed: Iterable[tuple[T, str, float]]) -> list[T]:
+    """The calls that take well longer than the shortest of their kind; `timed` has (call, kind, seconds)."""
+    rows = list(timed)
+    least: dict[str, float] = {}
+    for _, kind, seconds in rows:
+        least[kind] = min(seconds, least.get(kind, seconds))
+    return [one for one, kind, seconds in rows if seconds >= ABOVE_LEAST * least[kind]]
 
 
 def link_entries(probe: Probe, place: str, link: str, rates: MeasuredRates) -> list[LinkEntry]:

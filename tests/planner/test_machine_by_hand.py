@@ -143,7 +143,8 @@ def test_an_operation_s_own_cost_is_the_mean_of_forward_and_backward() -> None:
 
 
 def test_only_work_that_takes_ten_times_an_operation_s_cost_tells_of_rates() -> None:
-    """An operation costs 0.1 s. A product of 1 s is looked at, and one of 0.9 s is not; so with kernel chains."""
+    """An operation costs 0.1 s. A product of 1 s is looked at, and one of 0.9 s is not; so with kernel chains. Of
+    attention and chains the shortest of a kind are not looked at either, nor those less than three times as long."""
     costs = (
         Overhead(kind="forward", operations=10, seconds=1.0),
         Overhead(kind="backward", operations=10, seconds=1.0),
@@ -155,12 +156,17 @@ def test_only_work_that_takes_ten_times_an_operation_s_cost_tells_of_rates() -> 
     products = (product(1.0), product(0.9), product(5.0, "int8"))
     sweeps = (
         ElementwiseTiming(kind="add", bytes=10.0, seconds=1.0),
-        ElementwiseTiming(kind="norm", bytes=4.0, seconds=1.0),
+        ElementwiseTiming(kind="norm", bytes=1.0, seconds=1.0),
+        ElementwiseTiming(kind="norm", bytes=9.0, seconds=2.9),
+        ElementwiseTiming(kind="norm", bytes=12.0, seconds=3.0),
         ElementwiseTiming(kind="gate", bytes=9.0, seconds=0.9),
     )
     attention = tuple(
-        AttentionTiming(sequences=1, heads=1, seq_len=10, head_dim=1, dtype=dtype, forward_s=1.0, backward_s=2.0)
+        AttentionTiming(
+            sequences=1, heads=1, seq_len=10, head_dim=1, dtype=dtype, forward_s=scale / 3, backward_s=2 * scale / 3
+        )
         for dtype in ("fp32", "int8")
+        for scale in (1.0, 2.9, 3.0)
     )
     probe = make_probe(overheads=costs, products=products, sweeps=sweeps, attention=attention)
     rates = MeasuredRates({"fp32": 4e6}, 10.0, {})

@@ -26,8 +26,9 @@ LONGEST_S = 0.03
 """Sizes whose calls would take longer tell nothing that smaller ones did not."""
 ADDED = tuple(4**power for power in range(6, 14))
 """Elements of element-wise kernels: 16 KB to 256 MB in fp32."""
-CHAINED = ((256, 256), (1024, 256), (1024, 1024), (4096, 1024))
-"""Tokens and widths of the chains of element-wise kernels that model code has."""
+CHAINED = ((256, 256), (1024, 256), (1024, 1024), (4096, 1024), (16384, 4096))
+"""Tokens and widths of the chains of element-wise kernels that model code has. A GPU takes as long for all but the last
+as its host needs to start the kernels."""
 SMALL = 64
 """Operations in a row on a handful of elements."""
 
@@ -69,7 +70,8 @@ def products(bench: Bench) -> ProbeRows:
 
 def attention(bench: Bench) -> ProbeRows:
     """Causal attention forward and backward, long and short sequences, at a head's usual widths."""
-    sizes = [(2, 4, 128, 32), (2, 4, 256, 64), (1, 8, 1024, 64), (1, 16, 2048, 128), (2, 32, 4096, 128)]
+    sizes = [(2, 4, 128, 32), (2, 4, 256, 64), (1, 8, 1024, 64), (1, 16, 2048, 128), (2, 32, 4096, 128),
+             (2, 32, 8192, 128)]  # fmt: skip
     rows: ProbeRows = []
     for name, dtype in _formats(bench).items():
         for sequences, heads, seq_len, head_dim in sizes[:2] if bench.task.quick else sizes:
@@ -106,7 +108,10 @@ def sweeps(bench: Bench) -> ProbeRows:
         if added_s > LONGEST_S:
             break
     for tokens, width in ((64, 64), (256, 256)) if bench.task.quick else CHAINED:
-        rows += _chains(bench, tokens, width)
+        found = _chains(bench, tokens, width)
+        rows += found
+        if max(row["seconds"] for row in found) > LONGEST_S:
+            break
     for elements in (2**16, 2**20) if bench.task.quick else (2**16, 2**20, 2**23):
         weight = torch.nn.Parameter(_random(bench, elements))
         weight.grad = _random(bench, elements)
