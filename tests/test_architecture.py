@@ -226,7 +226,7 @@ OWN_WAYS = {
     "tui/inputs.py": {"shlex"},  # a field of its own, which it splits again by the same module
     "executor/follow/view_text.py": {"stream"},
     "planner/basics/waiting.py": {"stream"},  # a line of numbers
-    "planner/views/show/terminal.py": {"stream"},  # drawn by rich, of a picture whose texts are shown ones
+    "planner/views/cells/map.py": {"stream"},  # drawn by rich, of a picture whose texts are shown ones
 }
 """Modules that write in one way by themselves; all others go through planner/basics/quoting.py and saying.py."""
 WRITERS = {
@@ -237,8 +237,8 @@ WRITERS = {
     "executor/hosts/ssh_session.py": {"for_shell"},
     "executor/hosts/ssh_run.py": {"for_shell"},
     "executor/follow/view_text.py": {"for_terminal"},
-    "planner/views/show/canvas.py": {"for_terminal"},
-    "planner/views/show/picture.py": {"for_terminal"},
+    "planner/views/svg/canvas.py": {"for_terminal"},
+    "planner/views/scene/map.py": {"for_terminal"},
     "planner/basics/saying.py": {"for_terminal", "in_json"},
     "tui/state.py": {"for_shell"},
 }

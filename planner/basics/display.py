@@ -153,9 +153,16 @@ def broken(text: str, width: int | None) -> str:
     return "\n".join(lines)
 
 
-def as_html(elements: Iterable[Element]) -> str:
-    """Elements as HTML elements without scripts, styles of their own or links; every text is escaped."""
-    return "\n".join(_table_html(one) if isinstance(one, Table) else _paragraph(one) for one in elements if one)
+LEFT, RIGHT = 'style="text-align:left"', 'style="text-align:right"'
+"""Where cells are flush in a notebook, which has a style of its own."""
+
+
+def as_html(elements: Iterable[Element], left: str = LEFT, right: str = RIGHT) -> str:
+    """Elements as HTML elements without scripts or links; every text is escaped. `left` and `right` are attributes of
+    cells that are flush left or right."""
+    return "\n".join(
+        _table_html(one, left, right) if isinstance(one, Table) else _paragraph(one) for one in elements if one
+    )
 
 
 def _paragraph(text: str) -> str:
@@ -164,12 +171,12 @@ def _paragraph(text: str) -> str:
     return f"<p>{escape(text).replace(chr(10), '<br>')}</p>"
 
 
-def _table_html(one: Table) -> str:
+def _table_html(one: Table, left: str, right: str) -> str:
     from html import escape
 
     def row(cells: Iterable[str], tag: str) -> str:
         told = [
-            f'<{tag} style="text-align:{"left" if place < one.left else "right"}">{escape(cell.strip())}</{tag}>'
+            f"<{' '.join(filter(None, (tag, left if place < one.left else right)))}>{escape(cell.strip())}</{tag}>"
             for place, cell in enumerate(cells)
         ]
         return f"<tr>{''.join(told)}</tr>"

@@ -1,6 +1,6 @@
 """What a command prints: the one way to stdout and stderr, by which nothing of a file's or a person's moves a cursor.
 
-Not here: what is said, or drawings of whole screens (views/show/terminal.py, executor/follow/view_text.py, tui/).
+Not here: what is said, or drawings of whole screens (views/cells/map.py, executor/follow/view_text.py, tui/).
 """
 
 from __future__ import annotations

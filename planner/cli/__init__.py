@@ -288,18 +288,18 @@ def show(plan_file: str, svg: str | None, force: bool, as_json: bool) -> int:
     plan = read_plan(plan_file)
     may_write(svg, force, field="svg")
     if svg is not None:
-        from planner.views.show.svg import svg_of
+        from planner.views.svg.map import svg_of
 
         write_whole(svg, svg_of(plan))
         say(f"wrote {svg}", err=True)
     if as_json:
         import msgspec
 
-        from planner.views.show.picture import as_json_object
+        from planner.views.scene.map import as_json_object
 
         say(msgspec.json.encode(as_json_object(plan)))
     else:
-        from planner.views.show.terminal import print_plan
+        from planner.views.cells.map import print_plan
 
         print_plan(plan)
     return 0

@@ -1,7 +1,7 @@
 """`planner timeline`: one step as it is thought to run, and a recorded one beside it.
 
 Loaded when it is called. Parses, asks, prints. Not here: when anything happens (figures/timeline.py), or how it is
-drawn (views/timeline).
+drawn (views/scene/time.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from planner.spec.calibration import Calibration, calibration
 from planner.spec.options import LARGEST_COUNT
 from planner.spec.plan import Plan, read_plan
 from planner.spec.spans import Profile, read_profiles
-from planner.views.timeline import axis as views
+from planner.views.scene import time as views
 
 TOLD_SHARE = 1e-3
 """Of a plan's step time, from which it is told that another one is drawn."""
@@ -75,11 +75,11 @@ def show_timeline(
     axis = views.axis_of(case, found, profiles)
     some, left_out = views.chosen(axis, None if asked is None else tuple(asked))
     if svg is not None:
-        from planner.views.timeline.picture import svg_of
+        from planner.views.svg.time import svg_of
 
         _write(svg, svg_of(some, left_out))
     if trace is not None:
-        from planner.views.timeline.trace import trace_of
+        from planner.views.trace import trace_of
 
         _write(trace, trace_of(axis))
     say(_json(case, found, profiles, asked) if as_json else _text(some, left_out))
@@ -136,7 +136,7 @@ def _json(case: Case, found: Timeline, profiles: tuple[Profile, ...], asked: Any
 
 
 def _text(axis: views.Axis, left_out: tuple[int, ...]) -> str:
-    from planner.views.timeline.terminal import text
+    from planner.views.cells.time import text
 
     return text(axis, left_out, shutil.get_terminal_size((110, 24)).columns, terminal_width())
 

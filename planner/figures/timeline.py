@@ -2,7 +2,7 @@
 
 Every second is the step time's (steptime.py, pipelinetime.py) and from the passes of its schedule (makespan.py), so
 the first stage's last span ends when the step does. The step time knows sums: where in a pass a collective runs is not
-known, and its span says of how many calls it is the sum. Not here: any formula, or drawing (views/timeline).
+known, and its span says of how many calls it is the sum. Not here: any formula, or drawing (views/scene/time.py).
 """
 
 from __future__ import annotations

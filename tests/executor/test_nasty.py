@@ -37,8 +37,8 @@ from planner.basics.names import path_rule
 from planner.basics.quoting import for_terminal, for_yaml, identifier
 from planner.spec import Tier
 from planner.spec.plan import Plan, decode_plan, encode_plan
-from planner.views.show.svg import svg_of
-from planner.views.show.terminal import print_plan
+from planner.views.cells.map import print_plan
+from planner.views.svg.map import svg_of
 from tests.nasty import TEXTS
 
 PROGRAMS = ("srun", "executor", "python", "python3", "kubectl", "sky")

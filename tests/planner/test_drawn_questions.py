@@ -30,8 +30,8 @@ from planner.studies.compare import compare
 from planner.studies.objectives import Reached
 from planner.views.compare import compare_text
 from planner.views.ranking import ranking_text
-from planner.views.show.picture import picture_of
-from planner.views.show.svg import svg_of
+from planner.views.scene.map import picture_of
+from planner.views.svg.map import svg_of
 from planner.views.verdict import answer_text
 from scripts.same_questions import KINDS
 from tui.state import exact_words

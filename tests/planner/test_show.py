@@ -22,9 +22,9 @@ from planner.figures.comm import comm_volume
 from planner.parallelism.case import axis_groups, coordinates
 from planner.spec import Layout
 from planner.spec.plan import Collective, Plan, Prediction, encode_plan
-from planner.views.show.picture import cells_of, picture_of
-from planner.views.show.svg import svg_of
-from planner.views.show.terminal import print_plan
+from planner.views.cells.map import print_plan
+from planner.views.scene.map import cells_of, picture_of
+from planner.views.svg.map import svg_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

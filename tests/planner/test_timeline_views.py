@@ -22,10 +22,10 @@ from planner.cli import planner
 from planner.figures.timeline import KINDS
 from planner.parallelism.makespan import played
 from planner.spec.spans import COLLECTIVES, COMPUTE, FOLDER, SENDS, Profile, Span
-from planner.views.timeline.axis import PREDICTED, Axis, StreamSpans, Track, chosen
-from planner.views.timeline.picture import bars, svg_of
-from planner.views.timeline.terminal import marks, text
-from planner.views.timeline.trace import RECORDED_FROM, trace_of
+from planner.views.cells.time import marks, text
+from planner.views.scene.time import PREDICTED, Axis, StreamSpans, Track, chosen
+from planner.views.svg.time import bars, svg_of
+from planner.views.trace import RECORDED_FROM, trace_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "timeline.md"
 STAGES, MICRO_BATCHES, COLUMNS = 4, 6, 72

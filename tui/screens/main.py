@@ -21,6 +21,7 @@ from textual.widgets import Footer, Input, Static
 
 from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_shell
+from planner.views.cells.bars import CAPACITY
 from tui import bars, inputs
 from tui.asking import Checked, ScreenQuestions, Search, Searched
 from tui.messages import Changed, Entered, Picked, Submitted, ThreadDone
@@ -296,4 +297,4 @@ def _legend(shown: Screenful, one: ShownLayout) -> Content:
     """Where the card ends, and what the bars' colours mean."""
     terms = list(one.terms)
     keys = [part for term in terms for part in (bars.paint((term, 1), terms), f"{term} ")]
-    return Content.assemble(f"{bars.CAPACITY}{shown.capacity} ", *keys)
+    return Content.assemble(f"{CAPACITY}{shown.capacity} ", *keys)

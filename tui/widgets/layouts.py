@@ -1,6 +1,6 @@
 """The two lists of layouts: strategies as memory bars against the card, and the ranking as lines of figures.
 
-Not here: where a bar's runs begin and end (tui/bars.py).
+Not here: where a bar's runs begin and end (planner/views/cells/bars.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from planner.ask.fits import KEPT
+from planner.views.cells.bars import scale_bytes, stacked
 from tui import bars
 from tui.messages import Entered, Picked
 
@@ -77,7 +78,7 @@ class Strategies(Layouts):
 
     def _drawn(self, shown: Screenful, width: int) -> list[Option]:
         capacity = shown.capacity_bytes
-        full = bars.scale_bytes((one.device_bytes for one in shown.strategies), capacity)
+        full = scale_bytes((one.device_bytes for one in shown.strategies), capacity)
         names = max(map(len, [*map(_name, shown.strategies), *shown.unavailable]), default=0)
         sizes = max((len(one.memory) for one in shown.strategies), default=0)
         room = max(8, width - names - sizes - 3 - max(map(len, WORDS)))
@@ -90,7 +91,7 @@ class Strategies(Layouts):
 
 
 def _bar(one: ShownLayout, names: int, sizes: int, capacity: float | None, full: float, room: int) -> Content:
-    runs = bars.stacked(one.terms, capacity, full, room)
+    runs = stacked(one.terms, capacity, full, room)
     return Content.assemble(
         f"{_name(one).ljust(names)} ",
         *(bars.paint(run, list(one.terms)) for run in runs),

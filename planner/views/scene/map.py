@@ -1,7 +1,7 @@
 """What there is to draw of a plan: nodes and the ranks on them, groups, what each link carries, pipeline stages.
 
 Nodes that look alike but for a shift of their coordinates are one `Pattern`, so a picture of 16,384 GPUs stays small.
-Not here: lines, colours or characters (terminal.py, svg.py).
+Not here: lines, colours or characters (cells/map.py, svg/map.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A plan as an SVG picture for a slide: nodes as boxes, GPUs as coloured cells, groups outlined, bytes on the links.
 
 Few nodes are drawn large. Of many the first is drawn large, and below it all of them small, or beyond MOST_NODES one
-stack of nodes for each colour. Not here: what there is to draw (picture.py), or the shapes themselves (canvas.py).
+stack of nodes for each colour. Not here: what there is to draw (scene/map.py), or the shapes themselves (canvas.py).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from planner.basics.quantities import format_volume
 from planner.spec.plan import Plan
-from planner.views.show.canvas import FAINT, INK, PANEL, WIDTH_OF_A_DIGIT, Canvas, fill_of, fitting, lines_of
-from planner.views.show.picture import AXIS_WORDS, Cell, Picture, cells_of, outlined, picture_of
-from planner.views.show.words import folded, ranges_text, stage_words, tier_texts
+from planner.views.scene.map import AXIS_WORDS, Cell, Picture, cells_of, outlined, picture_of
+from planner.views.scene.words import folded, ranges_text, stage_words, tier_texts
+from planner.views.svg.canvas import FAINT, INK, PANEL, WIDTH_OF_A_DIGIT, Canvas, fill_of, fitting, lines_of
 
 WIDTH, MARGIN = 1280, 36
 ROOM = WIDTH - 2 * MARGIN

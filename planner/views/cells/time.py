@@ -1,6 +1,6 @@
 """A step as lines of characters, one a stage and stream, as wide as the terminal.
 
-A column shows what takes most of its time. Not here: what there is to draw (axis.py).
+A column shows what takes most of its time. Not here: what there is to draw (scene/time.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from planner.basics.display import broken
 from planner.basics.quantities import format_seconds
 from planner.spec.spans import COMPUTE, SENDS, Span
-from planner.views.timeline.axis import Axis, StreamSpans, Track, ranges_text
+from planner.views.scene.time import Axis, StreamSpans, Track, ranges_text
 
 LEAST_COLUMNS = 20
 IDLE, NOTHING = ".", " "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tui import bars
+from planner.views.cells import bars
 
 TERMS = {"params": 20.0, "grads": 10.0, "optimizer": 30.0}
 

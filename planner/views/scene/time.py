@@ -1,6 +1,6 @@
 """What there is to draw of a step: a thought one, and beside it what ranks of a run recorded, on one axis of seconds.
 
-Not here: characters, shapes or events (terminal.py, picture.py, trace.py).
+Not here: characters, shapes or events (cells/time.py, svg/time.py, trace.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A plan drawn in the terminal: nodes with their GPUs, groups, bytes on every link, pipeline stages.
+"""A plan drawn in the terminal: memory by phase, nodes with their GPUs, groups, bytes on every link, pipeline stages.
 
 Up to MOST_NODES nodes are drawn one by one, more are folded into one drawing for each pattern. rich colours it and
-drops the colour where there is no terminal. Not here: what there is to draw (picture.py), or the file (svg.py).
+drops the colour where there is no terminal. Not here: what there is to draw (scene/map.py), or the file (svg/map.py).
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from planner.basics.quantities import format_volume
 from planner.spec.plan import Plan
-from planner.views.show.picture import AXIS_WORDS, Cell, Pattern, Picture, cells_of, outlined, picture_of
-from planner.views.show.words import folded, ranges_text, stage_words, tier_texts
+from planner.views.cells.memory import memory_lines
+from planner.views.scene.map import AXIS_WORDS, Cell, Pattern, Picture, cells_of, outlined, picture_of
+from planner.views.scene.memory import memory_of_plan
+from planner.views.scene.words import folded, ranges_text, stage_words, tier_texts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,6 +43,10 @@ def print_plan(plan: Plan) -> None:
     room = max(40, console.width)
     console.print(picture.title, style="bold", markup=False)
     console.print(picture.subtitle, markup=False)
+    memory = memory_of_plan(plan)
+    if memory is not None:
+        console.print()
+        console.print("\n".join(memory_lines(memory, room)), markup=False)
     for part in (_nodes(plan, picture, room), _groups(picture), _links(picture), _stages(picture)):
         console.print()
         for line in part:

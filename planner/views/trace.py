@@ -2,7 +2,7 @@
 
 A process is a stage that was predicted or a rank that recorded, a thread one lane of a stream. Source: Trace Event
 Format, docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Not here: what there is to draw
-(axis.py).
+(scene/time.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from planner.basics.quantities import MICRO
 from planner.spec.spans import STREAMS, Span
-from planner.views.timeline.axis import PREDICTED, Axis, Track
+from planner.views.scene.time import PREDICTED, Axis, Track
 
 RECORDED_FROM = 1_000_000
 """Process numbers of ranks that recorded; below them are the stages'."""

@@ -1,6 +1,6 @@
 """Phrases that both drawings of a plan use.
 
-Not here: where they stand (terminal.py, svg.py), or any figure (picture.py).
+Not here: where they stand (cells/map.py, svg/map.py), or any figure (map.py).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.basics.quantities import format_volume
-from planner.views.show.picture import Picture, StagePlacement
+from planner.views.scene.map import Picture, StagePlacement
 
 MOST_STAGES = 12
 """Stages told one by one; more are folded where they have equally many layers."""

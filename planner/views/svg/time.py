@@ -1,6 +1,6 @@
 """A step as SVG: a bar a span, streams of a stage below each other, on one axis.
 
-Not here: what there is to draw (axis.py), or the shapes (show/canvas.py).
+Not here: what there is to draw (scene/time.py), or the shapes (canvas.py).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from planner.basics.quantities import format_seconds
 from planner.spec.spans import COPIES, SENDS, Span
-from planner.views.show.canvas import FAINT, FILLS, INK, PANEL, Canvas, fitting, lines_of
-from planner.views.timeline.axis import PREDICTED, Axis, StreamSpans, Track, ranges_text
+from planner.views.scene.time import PREDICTED, Axis, StreamSpans, Track, ranges_text
+from planner.views.svg.canvas import FAINT, FILLS, INK, PANEL, Canvas, fitting, lines_of
 
 WIDTH, MARGIN, LABELS, BAR, GAP = 1280, 24, 190, 16, 3
 ROOM = WIDTH - 2 * MARGIN - LABELS

@@ -1,0 +1,212 @@
+"""What the page of each command shows, and in which order: the verdict first, then pictures, tables and the derivation.
+
+Not here: HTML (page.py), a picture (svg/), or a table that a terminal shows, too (verdict.py, cost.py, ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from planner.basics.display import ITEM, Element, Table
+from planner.basics.quantities import format_bytes
+from planner.decide.answers import Answer, Estimate
+from planner.decide.explanation import derivation, origins, origins_text, tree_text
+from planner.decide.planning import plan_of
+from planner.figures.timeline import Timeline, timeline
+from planner.parallelism.case import Case
+from planner.spec.calibration import Calibration
+from planner.spec.plan import Plan, encode_plan
+from planner.studies.compare import Comparison
+from planner.studies.cost import Cost
+from planner.studies.fit import FitLimits
+from planner.studies.objectives import Reached
+from planner.studies.sweep import Sweep
+from planner.views.compare import compare_view
+from planner.views.cost import cost_view
+from planner.views.fit import NAMES, fit_view
+from planner.views.page import Fact, Section, page_of
+from planner.views.ranking import ranking_view
+from planner.views.render import band_text, count_text, headline, layout_text, percent_text, seconds_text
+from planner.views.scene.difference import difference_of
+from planner.views.scene.memory import memory_of
+from planner.views.scene.time import Axis, axis_of, chosen
+from planner.views.scene.why import Why, why_of
+from planner.views.shown import collectives_table, memory_table
+from planner.views.svg import lanes, map, time
+from planner.views.sweep import sweep_view
+from planner.views.verdict import answer_view
+
+Sides = Sequence[tuple[str, Estimate | Plan]]
+LONG = ("memory.device_bytes", "memory.low_bytes", "memory.high_bytes", "time.step_s",
+        "throughput.tokens_per_s_per_gpu", "throughput.mfu")  # fmt: skip
+"""Keys of a layout's figures in estimate/1 and recommend/1."""
+SHORT = ("device_bytes", "device_low_bytes", "device_high_bytes", "step_s", "tokens_per_s_per_gpu", "mfu")
+"""The same where an answer has a layout beside other things: cost/1, fit/1, sweep/1."""
+MOST_SIDES = 12
+
+
+def answer_page(found: Answer, command: str) -> bytes:
+    """The page of `planner estimate`."""
+    return _answer(found, answer_view(found), command)
+
+
+def ranking_page(reached: Reached, command: str) -> bytes:
+    """The page of `planner recommend`."""
+    return _answer(reached.found, ranking_view(reached, verbose=True), command)
+
+
+def cost_page(found: Cost, command: str) -> bytes:
+    """The page of `planner cost`."""
+    one = found.best
+    sections = [
+        Section("What the run takes", cost_view(found)[3:]),
+        *_layout(one, found.question.calibration, "best", SHORT),
+    ]
+    return _page(headline(found.question), _named(one), sections, one, found.question.calibration, command)
+
+
+def fit_page(found: FitLimits, command: str) -> bytes:
+    """The page of `planner fit`."""
+    best = [(f"{NAMES[one.quantity]}: {one.value:,}", one.best) for one in found.found if one.best and one.value]
+    facts = [fact for place, one in enumerate(found.found) if one.best
+             for fact in _facts(one.best, f"answers.{place}.best", SHORT, f"{NAMES[one.quantity]}, ")]  # fmt: skip
+    title = f"{headline(found.question)}: what fits"
+    view = fit_view(found)
+    return page_of(title, (), [Section("The edges", view[1:]), Section("Their layouts", facts=facts), *_beside(best)],
+                   command)  # fmt: skip
+
+
+def sweep_page(found: Sweep, command: str) -> bytes:
+    """The page of `planner sweep`."""
+    best = [(f"{one.gpus:,} GPUs", one.best) for one in found.points if one.best]
+    facts = [fact for place, one in enumerate(found.points) if one.best
+             for fact in _facts(one.best, f"points.{place}.best", SHORT, f"{one.gpus:,} GPUs, ")]  # fmt: skip
+    view = sweep_view(found)
+    sections = [Section("Size by size", view[1:]), *_beside(best), Section("Figures", facts=facts)]
+    return page_of(str(view[0]), (), sections, command)
+
+
+def compare_page(found: Comparison, command: str) -> bytes:
+    """The page of `planner compare` of plans."""
+    sides = [(side.name, side.plan) for side in found.sides]
+    facts = [
+        Fact(f"{side.name}, {name}", told, f"plans.{place}.{key}", value)
+        for place, side in enumerate(found.sides)
+        for name, told, key, value in (
+            ("memory on the card", format_bytes(side.device_bytes), "memory.device_bytes", side.device_bytes),
+            ("step", seconds_text(side.step_s), "step_s", side.step_s),
+            ("tokens/s", count_text(side.tokens_per_s), "tokens_per_s", side.tokens_per_s),
+        )
+    ]
+    sections = [
+        Section("Figures", facts=facts),
+        *_beside(sides),
+        Section("Side by side", compare_view(found)),
+        *(Section(f"Where the ranks of {name} are", pictures=(map.svg_of(plan),), spare=True) for name, plan in sides),
+    ]
+    return page_of(" or ".join(side.name for side in found.sides), (), sections, command)
+
+
+def timeline_page(case: Case, found: Timeline, axis: Axis, left_out: Sequence[int], command: str) -> bytes:
+    """The page of `planner timeline`."""
+    facts = [
+        Fact("step", seconds_text(found.step_s), "time.step_s", float(found.step_s)),
+        *(Fact(name, seconds_text(value), f"time.{key}", float(value))
+          for name, key, value in (("compute", "compute_s", found.time.compute_s),
+                                   ("waiting for communication", "exposed_comm_s", found.time.exposed_comm_s),
+                                   ("idle in the pipeline", "bubble_s", found.time.bubble_s),
+                                   ("optimizer", "optimizer_s", found.time.optimizer_s)) if value is not None),
+    ]  # fmt: skip
+    picture = time.svg_of(axis, left_out)
+    return page_of(axis.told[0], axis.told[1:], [Section("A step", axis.notes, facts, (picture,))], command)
+
+
+# -- parts ---------------------------------------------------------------------------------------------------------
+
+
+def _answer(found: Answer, view: Sequence[Element], command: str) -> bytes:
+    why, known, told = why_of(found), found.question.calibration, headline(found.question)
+    elsewhere = (*why.verdict, *(f"{ITEM}{reason}" for reason in why.reasons), told)
+    tables = [one for one in view if isinstance(one, Table)]
+    said = [one for one in view if isinstance(one, str) and one not in elsewhere]
+    one, place = found.best, found.recommended
+    sections = [] if one is None or place is None else _layout(one, known, f"estimates.{place}", LONG)
+    sections.append(_why(why))
+    shown = [(other.name, other) for other in found.estimates[:MOST_SIDES]]
+    sections += [Section("What else there is", [*tables, *said]), *_beside(shown)]
+    return _page(told, why.verdict, sections, one, known, command)
+
+
+def _why(why: Why) -> Section:
+    pictures = (lanes.ways_svg(why),) if why.ways else ()
+    return Section("Why", [f"{ITEM}{reason}" for reason in why.reasons], pictures=pictures)
+
+
+def _page(
+    title: str, lead: Iterable[str], sections: list[Section], one: Estimate | None, known: Calibration, command: str
+) -> bytes:
+    """The page with the derivation and the plan of one layout at its end."""
+    if one is not None:
+        source = "\n\n".join(tree_text(tree) for tree in derivation(one.case, known).values())
+        where = origins_text(one.case, origins(one.case))
+        sections = [
+            *sections,
+            Section("The plan: save it as plan.json", source=encode_plan(plan_of(one)).decode(), folded=True),
+            Section("Where every byte comes from", source=where, folded=True),
+            Section("Every formula behind these figures, with its source", source=source, folded=True, spare=True),
+        ]
+    return page_of(title, lead, sections, command)
+
+
+def _named(one: Estimate) -> tuple[str, ...]:
+    return (f"{one.name}: {layout_text(one.case.layout)}.",)
+
+
+def _facts(one: Estimate, at: str, keys: Sequence[str], name: str = "") -> list[Fact]:
+    """A layout's figures under the keys that `--json` has them by."""
+    memory, done = one.memory, one.throughput
+    rows: tuple[tuple[str, str, float | None], ...] = (
+        ("memory on the card", format_bytes(memory.device_bytes), memory.device_bytes),
+        ("90 % of runs from", format_bytes(one.low_bytes), one.low_bytes),
+        ("90 % of runs to", format_bytes(one.high_bytes), one.high_bytes),
+        ("step", seconds_text(one.time.step_s), _number(one.time.step_s)),
+        ("tokens/s a GPU", count_text(done.tokens_per_s_per_gpu), _number(done.tokens_per_s_per_gpu)),
+        ("MFU", percent_text(done.mfu), _number(done.mfu)),
+    )
+    return [Fact(name + row, told, f"{at}.{key}", value) for key, (row, told, value) in zip(keys, rows, strict=True)]
+
+
+def _number(value: object) -> float | None:
+    return None if value is None else float(value)  # type: ignore[arg-type]  # a number of one layout
+
+
+def _layout(one: Estimate, known: Calibration, at: str, keys: Sequence[str]) -> list[Section]:
+    """One layout: its figures, memory, ranks and step."""
+    told = f"{one.name}: {layout_text(one.case.layout)}. Band: {band_text(one)}, 90 % of measured runs."
+    sent = [collectives_table(one)] if one.comm.engine else []
+    return [
+        Section("The layout", [told], _facts(one, at, keys)),
+        Section("Memory by phase", [memory_table(one.memory.phases)], pictures=(lanes.memory_svg(memory_of(one)),)),
+        Section("Where the ranks are, and what they send", sent, pictures=(map.svg_of(plan_of(one)),), spare=True),
+        *_step(one.case, known),
+    ]
+
+
+def _step(case: Case, known: Calibration) -> list[Section]:
+    """One step on an axis of time; nothing where no time is predicted."""
+    found = timeline(case, known)
+    if found is None:
+        return []
+    axis, left_out = chosen(axis_of(case, found), None)
+    return [Section("A step", axis.notes, pictures=(time.svg_of(axis, left_out),), spare=True)]
+
+
+def _beside(sides: Sides) -> list[Section]:
+    """Several layouts as bars on one scale."""
+    found = difference_of(sides)
+    drawn: tuple[tuple[object, Callable[[], bytes]], ...] = (
+        (found.memory, lambda: lanes.memory_difference_svg(found)),
+        (found.time, lambda: lanes.time_difference_svg(found)),
+    )
+    pictures = tuple(draw() for some, draw in drawn if some)
+    return [Section("Side by side", pictures=pictures, spare=True)] if len(sides) > 1 and pictures else []
