@@ -23,6 +23,7 @@ from executor.run.reap import standing
 from executor.system import environment
 from planner import __version__
 from planner.basics import command
+from planner.basics.help_page import option
 from planner.basics.quoting import for_comment
 from planner.basics.saying import say
 from planner.spec.plan import Plan, read_plan
@@ -74,47 +75,73 @@ def executor() -> None:
     """Run a training plan for real and compare it with what was predicted."""
 
 
-@executor.command()
+@executor.command(example="executor run plan.json --dry-run")
 @click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
 @click.argument("script_arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--nodes", type=int, help="Nodes to spread the ranks over (default: the plan's).")
-@click.option("--run-dir", type=command.NewPath(), help="Run folder (default: runs/<model>-<strategy>-<UTC time>).")
-@click.option(
+@option("layout", "--nodes", often=True, type=int, help="Nodes to spread the ranks over (default: the plan's).")
+@option(
+    "output",
+    "--run-dir",
+    often=True,
+    type=command.NewPath(),
+    help="Run folder (default: runs/<model>-<strategy>-<UTC time>).",
+)
+@option(
+    "question",
     "--launcher",
+    often=True,
     type=command.OneOf(["local", "slurm"]),
     default="local",
     show_default=True,
     help="How nodes are reached.",
 )
-@click.option(
+@option(
+    "question",
     "--sbatch",
     multiple=True,
     metavar="NAME[=VALUE]",
     help="With --launcher slurm: an option of the job, such as partition=gpu or time=4:00:00. Repeatable.",
 )
-@click.option(
+@option(
+    "question",
     "--hosts",
+    often=True,
     default="auto",
     show_default=True,
-    metavar="FILE|auto|loopback|namespaces",
-    help="Run on the hosts of this file, one a line, by ssh; or how nodes are emulated on this machine.",
+    metavar="FILE",
+    help="Hosts by ssh, one a line of FILE. Or auto, loopback or namespaces: how nodes are emulated on this machine.",
 )
 @cli_options.MASTER
 @cli_options.REMOTE_DIR
-@click.option("--dry-run", is_flag=True, help="Print files, commands and environment, on any machine; start nothing.")
-@click.option(
+@option(
+    "output",
+    "--dry-run",
+    often=True,
+    is_flag=True,
+    help="Print files, commands and environment alone. It starts nothing, and works on any machine.",
+)
+@option(
+    "output",
     "-o",
     "--output",
+    often=True,
     type=command.NewPath(),
     metavar="DIR",
-    help="With --dry-run: write the files too, and a script for each node.",
+    help="With --dry-run: write the files too. Each node has a script in DIR.",
 )
 @cli_options.YES
-@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps, instead of the plan's.")
-@click.option("--data", type=click.Path(path_type=Path), help="File or folder to train on, instead of the plan's.")
+@option("run", "--steps", often=True, type=click.IntRange(min=1), help="Optimizer steps, instead of the plan's.")
+@option(
+    "run",
+    "--data",
+    often=True,
+    type=click.Path(path_type=Path),
+    help="File or folder to train on, instead of the plan's.",
+)
 @cli_options.RANDOM_WEIGHTS
 @cli_options.DEMO_DATA
-@click.option(
+@option(
+    "output",
     "--save-weights/--no-save-weights",
     default=None,
     help="Save the trained weights in the run folder, for executor export (default: saved).",
@@ -122,10 +149,12 @@ def executor() -> None:
 @cli_options.CHECKPOINT_EVERY
 @cli_options.KEEP_LAST
 @cli_options.KEEP_EVERY
-@click.option(
+@option(
+    "question",
     "--script",
+    often=True,
     type=click.Path(path_type=Path),
-    help="Run this program instead of the built-in trainer; its arguments after --.",
+    help="Run this program instead of the built-in trainer. Its arguments come after --.",
 )
 @cli_options.ENV
 @cli_options.CHECK
@@ -139,7 +168,7 @@ def executor() -> None:
 @cli_options.LOSS_SPIKE
 @cli_options.SPIKE_WINDOW
 @cli_options.MAX_SKIPS
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
 def run(
     plan_file: Path,
     script_arguments: tuple[str, ...],
@@ -250,11 +279,11 @@ def run(
     return finish(ready, launch.run(ready, tell), judged, as_json)
 
 
-@executor.command()
+@executor.command(example="executor report runs/first")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @cli_options.CHECK
 @cli_options.TOLERANCE
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
 def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool) -> int:
     """Compare what RUN measured with its prediction. Line by line, from its folder alone."""
     tolerances = lines.parse_tolerances(tolerance)
@@ -267,9 +296,9 @@ def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool)
     return verdict(outside)
 
 
-@executor.command()
+@executor.command(example="executor status runs/first")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
 def status(folder: Path, as_json: bool) -> int:
     """State of RUN: running, or how it ended. Only reads: executor stop cleans up."""
     stands = standing(folder)

@@ -21,36 +21,50 @@ from executor.hosts.checks import table
 from executor.hosts.fleet import fleet_of
 from executor.preflight.preflight import PREFLIGHT, visible_gpus
 from executor.run.prepare import RunOptions, decided
+from planner.basics.help_page import PagedCommand, option
 from planner.basics.saying import say
 from planner.spec import inputs
 from planner.spec.plan import read_plan
 
 
-@click.command()
+@click.command(cls=PagedCommand, example="executor check plan.json --hosts hosts.txt")
 @click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
-@click.option(
+@option(
+    "question",
     "--hosts",
+    often=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Ask these hosts over ssh, a line each in the order of the nodes, instead of this machine.",
 )
-@click.option("--nodes", type=int, help="Nodes to spread the ranks over (default: the plan's).")
+@option("layout", "--nodes", often=True, type=int, help="Nodes to spread the ranks over (default: the plan's).")
 @cli_options.MASTER
 @cli_options.REMOTE_DIR
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run folder would be made.")
-@click.option(
+@option("output", "--run-dir", often=True, type=click.Path(path_type=Path), help="Where the run folder would be made.")
+@option(
+    "output",
     "--save-weights/--no-save-weights",
     default=True,
     help="Check that the disk has room for the weights.",
     show_default=True,
 )
-@click.option("--data", type=click.Path(path_type=Path), help="Text, .jsonl or .bin file, instead of the plan's.")
-@cli_options.ENV
-@click.option(
-    "--all-reduce/--no-all-reduce", default=True, show_default=True, help="Start all ranks for one all-reduce."
+@option(
+    "run",
+    "--data",
+    often=True,
+    type=click.Path(path_type=Path),
+    help="Text, .jsonl or .bin file, instead of the plan's.",
 )
-@click.option("--debug-network", is_flag=True, help="Enable the debug logs of NCCL and torch in it.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@cli_options.ENV
+@option(
+    "question",
+    "--all-reduce/--no-all-reduce",
+    default=True,
+    show_default=True,
+    help="Start all ranks for one all-reduce.",
+)
+@option("output", "--debug-network", is_flag=True, help="Enable the debug logs of NCCL and torch in it.")
+@option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
 def check(
     plan_file: Path,
     hosts: Path | None,

@@ -20,18 +20,22 @@ from executor.run import export as exports
 from executor.run import launch_export
 from executor.run.prepare import RunOptions
 from planner.basics import command
+from planner.basics.help_page import PagedCommand, option
 from planner.basics.quantities import format_bytes
 from planner.basics.quoting import for_shell
 from planner.basics.saying import say
 from planner.spec.plan import read_plan
 
 
-@click.command()
+@click.command(cls=PagedCommand, example="executor export runs/first my-model")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("folder", metavar="DIR", type=command.NewPath())
-@click.option("--merge", is_flag=True, help="Add a run's adapters to its base: one model (default: the adapters).")
-@click.option("--dtype", type=command.OneOf(list(exports.DTYPE_BYTES)), help="Cast the weights (default: as trained).")
-@click.option(
+@option("output", "--merge", is_flag=True, help="Add a run's adapters to its base: one model (default: the adapters).")
+@option(
+    "output", "--dtype", type=command.OneOf(list(exports.DTYPE_BYTES)), help="Cast the weights (default: as trained)."
+)
+@option(
+    "output",
     "--shard-gb",
     type=click.FloatRange(min=0, min_open=True),
     callback=command.finite,
@@ -39,8 +43,8 @@ from planner.spec.plan import read_plan
     show_default=True,
     help="Largest file, in GB of 1e9 bytes; more than one get an index.",
 )
-@click.option("--force", is_flag=True, help="Replace the model that DIR holds.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@option("output", "--force", is_flag=True, help="Replace the model that DIR holds.")
+@option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
 def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: float, force: bool, as_json: bool) -> int:
     """Write RUN's trained weights to DIR as one model. It is one for Transformers'
     from_pretrained, or peft's adapters."""
@@ -58,43 +62,60 @@ def export(run: Path, folder: Path, merge: bool, dtype: str | None, shard_gb: fl
     return 0
 
 
-@click.command("export-launch")
+@click.command("export-launch", cls=PagedCommand, example="executor export-launch plan.json --to slurm -o job")
 @click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
 @click.argument("script_arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--to", type=command.OneOf(get_args(launch_export.Target)), required=True, help="What starts the job.")
-@click.option("-o", "--output", type=command.NewPath(), required=True, metavar="DIR", help="A new folder.")
-@click.option("--sbatch", multiple=True, metavar="NAME[=VALUE]", help="slurm: an option of the job. Repeatable.")
-@click.option("--image", metavar="NAME", help="kubernetes: the image that every pod runs.")
-@click.option(
+@option(
+    "question",
+    "--to",
+    often=True,
+    type=command.OneOf(get_args(launch_export.Target)),
+    required=True,
+    help="What starts the job.",
+)
+@option(
+    "output", "-o", "--output", often=True, type=command.NewPath(), required=True, metavar="DIR", help="A new folder."
+)
+@option("question", "--sbatch", multiple=True, metavar="NAME[=VALUE]", help="slurm: an option of the job. Repeatable.")
+@option("question", "--image", often=True, metavar="NAME", help="kubernetes: the image that every pod runs.")
+@option(
+    "question",
     "--claim",
     multiple=True,
     metavar="NAME=PATH",
     help="kubernetes, skypilot: a volume of every node; at /runs it keeps what the run writes. Repeatable.",
 )
-@click.option(
-    "--accelerator", metavar="NAME", help="skypilot: SkyPilot's name of the GPU, if meshwright does not know it."
+@option(
+    "question",
+    "--accelerator",
+    metavar="NAME",
+    help="skypilot: SkyPilot's name of the GPU, if meshwright does not know it.",
 )
-@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Environment variable of the ranks. Repeatable.")
+@option("run", "--env", multiple=True, metavar="NAME[=VALUE]", help="Environment variable of the ranks. Repeatable.")
 @cli_options.RANDOM_WEIGHTS
 @cli_options.DEMO_DATA
-@click.option(
+@option(
+    "question",
     "--script",
+    often=True,
     type=click.Path(path_type=Path),
-    help="Run this program instead of the built-in trainer; its arguments after --.",
+    help="Run this program instead of the built-in trainer. Its arguments come after --.",
 )
-@click.option("--save-weights/--no-save-weights", default=None, help="Save the trained weights (default: saved).")
+@option("output", "--save-weights/--no-save-weights", default=None, help="Save the trained weights (default: saved).")
 @cli_options.CHECKPOINT_EVERY
 @cli_options.KEEP_LAST
 @cli_options.KEEP_EVERY
 @cli_options.STALL_TIMEOUT
-@click.option(
+@option(
+    "run",
     "--max-restarts",
+    often=True,
     type=click.IntRange(0, 100),
     default=0,
     show_default=True,
     help="kubernetes, skypilot: restarts of all nodes after a failure, from the newest checkpoint.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
 def export_launch(
     plan_file: Path,
     script_arguments: tuple[str, ...],

@@ -15,13 +15,15 @@ from executor.preflight import preflight
 from executor.system.processes import answer_of
 from planner.basics import command
 from planner.basics.errors import PlannerError
+from planner.basics.help_page import PagedCommand, option
 from planner.basics.saying import say
 
 
-@click.command()
+@click.command(cls=PagedCommand, example='executor generate my-model "a prompt"')
 @click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
 @click.argument("prompt", metavar="PROMPT")
-@click.option(
+@option(
+    "run",
     "--temperature",
     type=click.FloatRange(0, 100),
     callback=command.finite,
@@ -29,16 +31,17 @@ from planner.basics.saying import say
     show_default=True,
     help="0 always takes the likeliest token; 1 samples from the model's distribution.",
 )
-@click.option(
+@option(
+    "run",
     "--tokens",
     type=click.IntRange(1, 1_000_000),
     default=256,
     show_default=True,
     help="Tokens to generate at most.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the sampling.")
-@click.option("--plain", is_flag=True, help="Continue the prompt as text, not as a turn of a chat.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@option("run", "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the sampling.")
+@option("question", "--plain", is_flag=True, help="Continue the prompt as text, not as a turn of a chat.")
+@option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
 def generate(folder: Path, prompt: str, temperature: float, tokens: int, seed: int, plain: bool, as_json: bool) -> int:
     """Generate text from PROMPT with an exported model. FOLDER is what executor export wrote."""
     adapters = (folder / "adapter_config.json").is_file()

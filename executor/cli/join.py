@@ -16,37 +16,52 @@ from executor.cli import output as cli_output
 from executor.launchers import slurm
 from executor.run import join as joins
 from executor.system import environment
+from planner.basics.help_page import PagedCommand, option
 from planner.basics.saying import say
 
 
-@click.command()
+@click.command(cls=PagedCommand, example="executor join launch --node-rank 1 --master node1")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--node-rank", type=int, metavar="N", help="Number of this node, from 0.")
-@click.option(
-    "--master", metavar="HOST[:PORT]", help="Node 0 as every node reaches it; node 0 itself may leave it out."
+@option("question", "--node-rank", often=True, type=int, metavar="N", help="Number of this node, from 0.")
+@option(
+    "question",
+    "--master",
+    metavar="HOST[:PORT]",
+    help="Node 0 as every node reaches it; node 0 itself may leave it out.",
 )
-@click.option("--slurm", "by_slurm", is_flag=True, help="Read rank and master from the environment of a task of srun.")
-@click.option(
+@option(
+    "question",
+    "--slurm",
+    "by_slurm",
+    often=True,
+    is_flag=True,
+    help="Read rank and master from the environment of a task of srun.",
+)
+@option(
+    "run",
     "--env",
     multiple=True,
     metavar="NAME[=VALUE]",
     help="Environment variable of this node's ranks; without a value, this host's. Repeatable.",
 )
-@click.option(
+@option(
+    "run",
     "--resolve-timeout",
     type=click.FloatRange(min=0),
     default=0.0,
     help="Seconds to wait for node 0's name to resolve, as that of a new pod.",
 )
-@click.option(
+@option(
+    "run",
     "--start",
+    often=True,
     metavar="WORD",
     help="A word for this start, the same on every node. Where RUN writes checkpoints and an earlier start had another "
     "word, the run resumes from the newest. Default with --slurm: the job's.",
 )
 @cli_options.MEET_TIMEOUT
 @cli_options.DEBUG_NETWORK
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
 def join(
     run: Path,
     node_rank: int | None,

@@ -25,6 +25,7 @@ from executor.measure.machine import this_machine
 from executor.measure.matrix import cells as cells_of
 from planner.basics import command
 from planner.basics.errors import PlannerError
+from planner.basics.help_page import PagedCommand, option
 from planner.basics.output import check_file, check_folder
 from planner.basics.quantities import GB, TERA, format_seconds
 from planner.basics.quoting import for_shell
@@ -34,17 +35,17 @@ from planner.calibrate.probe import Probe
 from planner.spec.plan import read_plan
 
 
-@click.command()
-@click.option("--matrix", default="small", show_default=True, metavar="small|full|FILE",
+@click.command(cls=PagedCommand, example="executor measure --matrix small -o rows.jsonl")
+@option("question", "--matrix", often=True, default="small", show_default=True, metavar="small|full|FILE",
               help="Built-in matrix, or a TOML file like executor/measure/matrix.toml.")  # fmt: skip
-@click.option("-o", "--output", type=command.NewPath(), help="JSON Lines file that rows are added to.")
-@click.option("--fake-world", type=click.IntRange(min=2), metavar="N",
+@option("output", "-o", "--output", often=True, type=command.NewPath(), help="JSON Lines file that rows are added to.")
+@option("layout", "--fake-world", type=click.IntRange(min=2), metavar="N",
               help="One rank of N, in torch's fake process group: memory only.")  # fmt: skip
-@click.option("--device", type=command.OneOf(["cpu"]), help="Use the CPU even where there are GPUs.")
-@click.option("--only", metavar="PATTERN", multiple=True, help="Only cells whose id matches, such as '*fsdp*'.")
-@click.option("--list", "list_only", is_flag=True, help="Show the cells and their predictions; run nothing.")
-@click.option("--runs", type=command.NewPath(), help="Keep the run folders here.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@option("question", "--device", type=command.OneOf(["cpu"]), help="Use the CPU even where there are GPUs.")
+@option("question", "--only", metavar="PATTERN", multiple=True, help="Only cells whose id matches, such as '*fsdp*'.")
+@option("output", "--list", "list_only", is_flag=True, help="Show the cells and their predictions; run nothing.")
+@option("output", "--runs", type=command.NewPath(), help="Keep the run folders here.")
+@option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
 def measure(
     matrix: str,
     output: Path | None,
@@ -91,20 +92,32 @@ def measure(
     return code or measuring.exit_code(results)
 
 
-@click.command()
-@click.option("-o", "--output", required=True, type=command.NewPath(),
+@click.command(cls=PagedCommand, example="executor probe -o machine")
+@option("output", "-o", "--output", often=True, required=True, type=command.NewPath(),
               help="Folder for probe.json and, beside it, presets: planner takes it with --presets.")  # fmt: skip
-@click.option("--name", metavar="ID", help="Id of the presets (default: this host's name).")
-@click.option("--ranks", type=int, help="Ranks per node (default: its GPUs; two on a CPU).")
-@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes; on one machine they are emulated.")
-@click.option(
-    "--kind", type=command.OneOf(["cpu", "cuda"]), help="Kind of devices (default: GPUs where there are any)."
+@option("output", "--name", metavar="ID", help="Id of the presets (default: this host's name).")
+@option("layout", "--ranks", often=True, type=int, help="Ranks per node (default: its GPUs; two on a CPU).")
+@option(
+    "layout",
+    "--nodes",
+    often=True,
+    type=int,
+    default=1,
+    show_default=True,
+    help="Nodes; on one machine they are emulated.",
 )
-@click.option("--hosts", default="auto", show_default=True, metavar="FILE|auto|loopback|namespaces",
-              help="Measure the hosts of this file, by ssh; or how several nodes are emulated here.")  # fmt: skip
-@click.option("--quick", is_flag=True, help="Few sizes, once each: a smoke test with poor figures.")
-@click.option("--force", is_flag=True, help="Overwrite an earlier probe of that name.")
-@click.option("--json", "as_json", is_flag=True, help="probe.json on stdout.")
+@option(
+    "question",
+    "--kind",
+    type=command.OneOf(["cpu", "cuda"]),
+    help="Kind of devices (default: GPUs where there are any).",
+)
+@option("question", "--hosts", often=True, default="auto", show_default=True, metavar="FILE",
+              help="Hosts by ssh, one a line of FILE. Or auto, loopback or namespaces: how nodes are emulated on "
+              "this machine.")  # fmt: skip
+@option("numbers", "--quick", often=True, is_flag=True, help="Few sizes, once each: a smoke test with poor figures.")
+@option("output", "--force", is_flag=True, help="Overwrite an earlier probe of that name.")
+@option("output", "--json", "as_json", often=True, is_flag=True, help="probe.json on stdout.")
 def probe(
     output: Path,
     name: str | None,
@@ -159,16 +172,22 @@ def summary(probe: Probe) -> list[str]:
     return rows
 
 
-@click.command()
+@click.command(cls=PagedCommand, example="executor trace plan.json")
 @click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
-@click.option(
-    "--rank", type=int, default=0, show_default=True, help="Rank whose step is traced; rank 0 holds as much as any."
+@option(
+    "question",
+    "--rank",
+    often=True,
+    type=int,
+    default=0,
+    show_default=True,
+    help="Rank whose step is traced; rank 0 holds as much as any.",
 )
-@click.option("--full", is_flag=True, help="Run every layer, instead of 2 and 4 from which the others follow.")
-@click.option("--kernels", is_flag=True, help="Also print what a block keeps, as a preset of presets/kernels.")
+@option("numbers", "--full", is_flag=True, help="Run every layer, instead of 2 and 4 from which the others follow.")
+@option("output", "--kernels", is_flag=True, help="Also print what a block keeps, as a preset of presets/kernels.")
 @CHECK
 @TOLERANCE
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
 def trace(
     plan_file: Path, rank: int, full: bool, kernels: bool, judge: bool, tolerance: tuple[str, ...], as_json: bool
 ) -> int:

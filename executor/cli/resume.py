@@ -27,40 +27,55 @@ from executor.run.attempts import ResumePoint
 from executor.run.prepare import RunOptions, folder_checks
 from planner.basics import command
 from planner.basics.errors import PlannerError
+from planner.basics.help_page import PagedCommand, option
 from planner.basics.saying import say
 from planner.spec.plan import Plan, read_plan
 from planner.spec.record import RunRecord
 
 
-@click.command("resume")
+@click.command("resume", cls=PagedCommand, example="executor resume runs/first")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option(
+@option(
+    "layout",
     "--plan",
     "plan_file",
+    often=True,
     type=click.Path(path_type=Path),
     metavar="PLAN",
     help="Resume in this plan's layout: the same training on other ranks.",
 )
 @cli_options.ENV
-@click.option(
+@option(
+    "question",
     "--hosts",
+    often=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Resume on these hosts, by ssh (default: the run's).",
 )
 @cli_options.MASTER
-@click.option(
-    "--sbatch", multiple=True, metavar="NAME[=VALUE]", help="With Slurm: another option of the job. Repeatable."
+@option(
+    "question",
+    "--sbatch",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="With Slurm: another option of the job. Repeatable.",
 )
 @cli_options.YES
 @cli_options.TRUST_OWNER
-@click.option("--max-restarts", type=click.IntRange(0, 100), help="Restarts, as of executor run (default: the run's).")
+@option(
+    "run",
+    "--max-restarts",
+    often=True,
+    type=click.IntRange(0, 100),
+    help="Restarts, as of executor run (default: the run's).",
+)
 @cli_options.STALL_TIMEOUT
 @cli_options.ON_BAD_LOSS
 @cli_options.LOSS_SPIKE
 @cli_options.SPIKE_WINDOW
 @cli_options.MAX_SKIPS
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
 def run_again(
     folder: Path,
     plan_file: Path | None,
@@ -180,11 +195,11 @@ def _fleet(hosts: Path | None, plan: Plan, confirmed: Callable[[], tuple[HostEnt
     return fleet
 
 
-@click.command("stop")
+@click.command("stop", cls=PagedCommand, example="executor stop runs/first")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--timeout", "wait_s", type=click.FloatRange(min=0), callback=command.finite, default=180.0,
+@option("run", "--timeout", "wait_s", type=click.FloatRange(min=0), callback=command.finite, default=180.0,
               show_default=True, help="Seconds to wait for its end.")  # fmt: skip
-@click.option("--yes", is_flag=True, help="Reach the hosts that RUN names without asking.")
+@option("question", "--yes", often=True, is_flag=True, help="Reach the hosts that RUN names without asking.")
 @cli_options.TRUST_OWNER
 def end(folder: Path, wait_s: float, yes: bool, trust_owner: bool) -> int:
     """End RUN as its scheduler would. A checkpoint comes first, if it writes any. Also ends
@@ -197,10 +212,12 @@ def end(folder: Path, wait_s: float, yes: bool, trust_owner: bool) -> int:
     return 0
 
 
-@click.command("logs")
+@click.command("logs", cls=PagedCommand, example="executor logs runs/first")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--rank", type=click.IntRange(min=0), help="Only this rank (default: all).")
-@click.option("--last", "count", type=click.IntRange(min=1), default=20, show_default=True, help="Lines of each rank.")
+@option("question", "--rank", often=True, type=click.IntRange(min=0), help="Only this rank (default: all).")
+@option(
+    "output", "--last", "count", type=click.IntRange(min=1), default=20, show_default=True, help="Lines of each rank."
+)
 def logs(folder: Path, rank: int | None, count: int) -> int:
     """Print the last lines that the ranks of RUN wrote. A line is `host:rank  line`; works also after
     its launcher died."""

@@ -18,12 +18,15 @@ from executor.follow.attach import follow
 from executor.follow.view import LOOK_S, Lookout
 from executor.follow.view_text import summary, writer
 from planner.basics.command import INTERRUPTED
+from planner.basics.help_page import PagedCommand, option
 from planner.basics.saying import say
 
 
-@click.command("watch")
+@click.command("watch", cls=PagedCommand, example="executor watch runs/first")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="A JSON object on stdout for each change (watch/1).")
+@option(
+    "output", "--json", "as_json", often=True, is_flag=True, help="A JSON object on stdout for each change (watch/1)."
+)
 def watch(folder: Path, as_json: bool) -> int:
     """Show RUN until it ends, and exit with its exit code. It shows step, loss, speed, time left, ranks and
     checkpoint.
@@ -43,10 +46,10 @@ def watch(folder: Path, as_json: bool) -> int:
         return INTERRUPTED
 
 
-@click.command("attach")
+@click.command("attach", cls=PagedCommand, example="executor attach runs/first")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--rank", type=click.IntRange(min=0), help="Only this rank's output (default: all).")
-@click.option("--from-start", is_flag=True, help="Begin with the earlier output, that of earlier starts too.")
+@option("question", "--rank", often=True, type=click.IntRange(min=0), help="Only this rank's output (default: all).")
+@option("output", "--from-start", is_flag=True, help="Begin with the earlier output, that of earlier starts too.")
 @TRUST_OWNER
 def attach(folder: Path, rank: int | None, from_start: bool, trust_owner: bool) -> int:
     """Print what the ranks of RUN print, until it ends. A line is `host:rank  line`, the exit code the run's.

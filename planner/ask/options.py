@@ -65,7 +65,9 @@ def typed(name: str, value: Any, field: str) -> Any:
             raise PlannerError(field, value, "must be true or false")
         return value
     if boolean:
-        raise PlannerError(field, value, "must be a value of its own", f"See {option.flag} in planner estimate --help")
+        raise PlannerError(
+            field, value, "must be a value of its own", f"See {option.flag} in planner estimate --help-all"
+        )
     if option.choices and value not in option.choices:
         raise PlannerError(field, value, f"must be {one_of(option.choices)}", did_you_mean(str(value), option.choices))
     return (str(value),) if option.kind == "folders" else str(value)

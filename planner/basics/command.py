@@ -20,6 +20,7 @@ import click
 
 from planner.basics import streams
 from planner.basics.errors import LONGEST_VALUE, PlannerError, did_you_mean, one_line, shortened
+from planner.basics.help_page import HELP_ALL, Paged, PagedCommand
 from planner.basics.progress import Cancelled
 from planner.basics.saying import say
 
@@ -42,12 +43,14 @@ class OneOf(click.Choice[str]):
             raise PlannerError(name, value, rule, did_you_mean(str(value), self.choices)) from None
 
 
-class Commands(click.Group):
-    """A group whose help opens with examples, one runnable command a line.
+class Commands(Paged, click.Group):
+    """A group whose help is its commands, with an example; `--help-all` has every example, one runnable command a line.
 
     `later` names commands that are imported when they are called ("module:function"): start time counts. `absent` are
     names that people ask for, each with the reason why there is no such command.
     """
+
+    command_class = PagedCommand
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class Commands(click.Group):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.examples, self.later, self.absent = examples, later, absent
+        self.examples, self.later, self.absent = examples.strip().split("\n"), later, absent
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Those here and those to come."""
@@ -85,13 +88,35 @@ class Commands(click.Group):
                 error.command_name, possibilities=self.list_commands(ctx), ctx=ctx
             ) from None
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Examples, then what click writes."""
+    def first_page(self, ctx: click.Context) -> str:
+        """Usage, what it is for, an example and the commands."""
+        formatter = self.head(ctx, self.help or "", [f"Example: {self.examples[0].partition('#')[0].strip()}"])
+        self._write_commands(ctx, formatter)
+        path = ctx.command_path
+        formatter.write(f"Options of a command: {path} COMMAND --help. Examples: {path} {HELP_ALL}\n")
+        return formatter.getvalue().rstrip("\n")
+
+    def whole_help(self, ctx: click.Context) -> str:
+        """Every example, command and option."""
+        formatter = self.head(ctx, self.help or "")
         with formatter.section("Examples"):
-            for line in self.examples.strip().splitlines():
-                formatter.write(f"  {line}\n")
+            for line in self.examples:
+                formatter.write(f"  {line.strip()}\n")
         formatter.write_paragraph()
-        super().format_help(ctx, formatter)
+        self._write_commands(ctx, formatter)
+        with formatter.section("Options"):
+            formatter.write_dl([record for one in self.options(ctx) if (record := one.get_help_record(ctx))])
+        return formatter.getvalue().rstrip("\n")
+
+    def _write_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands by name, each with its first sentence."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        formatter.write_heading("Commands")
+        with formatter.indentation():
+            shown = [
+                (name, one.get_short_help_str(limit=1000)) for name, one in commands.items() if one and not one.hidden
+            ]
+            formatter.write_dl(shown)
 
 
 class NewPath(click.Path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +16,7 @@ import click
 from planner import __version__
 from planner.basics import command
 from planner.basics.errors import PlannerError
+from planner.basics.help_page import PagedCommand, SectionedOption, option
 from planner.basics.output import may_write
 from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
@@ -67,12 +68,14 @@ class Methods(command.OneOf):
         return super().convert(value, param, ctx)
 
 
-class QuestionCommand(click.Command):
+class QuestionCommand(PagedCommand):
     """A command that asks the question: its forty options are made only when it runs, since start time counts."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Those of the question, then its own."""
-        return [*question_params(), *super().get_params(ctx)]
+        """Those of the question, then its own, which replace one of the same name."""
+        own = super().get_params(ctx)
+        names = {one.name for one in own}
+        return [*(one for one in question_params() if one.name not in names), *own]
 
 
 METAVARS = dict.fromkeys(("whole", "length"), "N") | dict.fromkeys(("real", "share"), "X") | {
@@ -92,32 +95,36 @@ def question_params() -> tuple[click.Option, ...]:
 
 def _param(option: Option) -> click.Option:
     names = (option.flag, option.also) if option.also else (option.flag,)
+    add = partial(SectionedOption, section=option.section, often=option.often)
     if option.kind == "switch":
-        return click.Option((f"{option.flag}/--no-{option.flag[2:]}",), default=None, help=option.help)
+        return add((f"{option.flag}/--no-{option.flag[2:]}",), default=None, help=option.help)
     if option.kind == "flag":
-        return click.Option(names, is_flag=True, default=None, help=option.help)
+        return add(names, is_flag=True, default=None, help=option.help)
     if option.kind == "choice":
         words = Methods if option.name == "method" else command.OneOf
         if len("|".join(option.choices)) <= LONGEST_CHOICES:
-            return click.Option(names, type=words(option.choices), help=option.help)
+            return add(names, type=words(option.choices), help=option.help)
         told = f"{option.help} One of {', '.join(option.choices)}."
-        return click.Option(names, type=words(option.choices), metavar="NAME", help=told)
-    return click.Option(names, metavar=METAVARS[option.kind], multiple=option.kind == "folders", help=option.help)
+        return add(names, type=words(option.choices), metavar="NAME", help=told)
+    return add(names, metavar=METAVARS[option.kind], multiple=option.kind == "folders", help=option.help)
 
 
 OUTPUT_OPTIONS = (
-    click.option("-o", "--output", metavar="PLAN", help="Write the recommended layout's plan.json here."),
-    click.option("--force", is_flag=True, help="Overwrite an existing plan."),
+    option(
+        "output", "-o", "--output", often=True, metavar="PLAN", help="Write the recommended layout's plan.json here."
+    ),
+    option("output", "--force", is_flag=True, help="Overwrite an existing plan."),
 )
-FROM_OPTION = click.option(
+FROM_OPTION = option(
+    "question",
     "--from",
     "from_file",
     metavar="FILE",
     help="Read options from an Accelerate, DeepSpeed, torchtitan, Axolotl or LLaMA-Factory file.",
 )
-JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-ANY_RUNTIME_OPTION = click.option(
-    "--any-runtime", is_flag=True, default=None, help="Engines that nothing launches from here, too."
+JSON_OPTION = option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
+ANY_RUNTIME_OPTION = option(
+    "layout", "--any-runtime", is_flag=True, default=None, help="Engines that nothing launches from here, too."
 )
 
 
@@ -125,8 +132,8 @@ def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], 
     """Several options as one decorator."""
 
     def add(function: Command) -> Command:
-        for option in reversed(options):
-            function = option(function)
+        for one in reversed(options):
+            function = one(function)
         return function
 
     return add
@@ -141,10 +148,10 @@ def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], 
 )
 @click.version_option(__version__, prog_name="planner")
 def planner() -> None:
-    """Plan distributed training: will it fit, how to split it, how fast will it be."""
+    """Plan distributed training: will it fit, how to split it, how fast it is."""
 
 
-@planner.command(cls=QuestionCommand)
+@planner.command(cls=QuestionCommand, example="planner estimate --model 7b --gpus 32")
 @with_options(*OUTPUT_OPTIONS, FROM_OPTION, JSON_OPTION)
 def estimate(output: str | None, force: bool, from_file: str | None, as_json: bool, **given: Any) -> int:
     """Each strategy at its best layout, or the layout given."""
@@ -182,7 +189,7 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
     return waiting.code(answered(text, found, output))
 
 
-@planner.command(cls=QuestionCommand)
+@planner.command(cls=QuestionCommand, example="planner explore --model 7b --gpus 32")
 @with_options(ANY_RUNTIME_OPTION, JSON_OPTION)
 def explore(as_json: bool, **given: Any) -> int:
     """Ask, compare and choose on one screen. What is given here fills its fields."""
@@ -191,10 +198,10 @@ def explore(as_json: bool, **given: Any) -> int:
     return find_explorer()(given, as_json)
 
 
-@planner.command("presets")
+@planner.command("presets", example="planner presets models 7b")
 @click.argument("kind", required=False)
 @click.argument("name", required=False)
-@click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
+@option("numbers", "--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
 @JSON_OPTION
 def list_presets(kind: str | None, name: str | None, folders: tuple[str, ...], as_json: bool) -> int:
     """List what is known of KIND, or show NAME and its sources. A part of a name lists those that have it."""
@@ -212,7 +219,7 @@ def list_presets(kind: str | None, name: str | None, folders: tuple[str, ...], a
     return 0
 
 
-@planner.command("backends")
+@planner.command("backends", example="planner backends")
 @JSON_OPTION
 def list_backends(as_json: bool) -> int:
     """What each engine can be launched with. Everything else is planned, not launched."""
@@ -228,7 +235,7 @@ def list_backends(as_json: bool) -> int:
     return 0
 
 
-@planner.command("schema")
+@planner.command("schema", example="planner schema plan")
 @click.argument("name", required=False)
 @JSON_OPTION
 def show_schema(name: str | None, as_json: bool) -> int:
@@ -251,7 +258,7 @@ def show_schema(name: str | None, as_json: bool) -> int:
     return 0
 
 
-@planner.command("groups")
+@planner.command("groups", example="planner groups plan.json")
 @click.argument("plan_file", metavar="PLAN")
 @JSON_OPTION
 def show_groups(plan_file: str, as_json: bool) -> int:
@@ -276,10 +283,10 @@ def show_groups(plan_file: str, as_json: bool) -> int:
     return 0
 
 
-@planner.command()
+@planner.command(example="planner show plan.json --svg plan.svg")
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--svg", metavar="FILE", help="Write the drawing as a picture, too.")
-@click.option("--force", is_flag=True, help="Overwrite an existing picture.")
+@option("output", "--svg", often=True, metavar="FILE", help="Write the drawing as a picture, too.")
+@option("output", "--force", is_flag=True, help="Overwrite an existing picture.")
 @JSON_OPTION
 def show(plan_file: str, svg: str | None, force: bool, as_json: bool) -> int:
     """Draw PLAN: nodes, GPUs, groups, bytes on the links, stages."""

@@ -10,18 +10,26 @@ from pathlib import Path
 
 import click
 
+from planner.basics.help_page import PagedCommand, option
 from planner.basics.output import may_write
 from planner.basics.saying import say
 from planner.cli import JSON_OPTION
 from planner.spec.calibration import DEFAULT
 
 
-@click.command()
+@click.command(cls=PagedCommand, example="planner calibrate rows.jsonl -o mine.toml")
 @click.argument("measurements", metavar="MEASUREMENTS...", nargs=-1, required=True)
-@click.option("-o", "--output", metavar="FILE", help="Write the calibration: planner estimate --calibration FILE.toml.")
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
-@click.option("--based-on", metavar="NAME", default=DEFAULT, show_default=True, help="Where nothing is fitted.")
-@click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
+@option(
+    "output",
+    "-o",
+    "--output",
+    often=True,
+    metavar="FILE",
+    help="Write the calibration: planner estimate --calibration FILE.toml.",
+)
+@option("output", "--force", is_flag=True, help="Overwrite an existing file.")
+@option("numbers", "--based-on", metavar="NAME", default=DEFAULT, show_default=True, help="Where nothing is fitted.")
+@option("numbers", "--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
 @JSON_OPTION
 def calibrate(
     measurements: tuple[str, ...],

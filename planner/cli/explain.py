@@ -13,6 +13,7 @@ import msgspec
 from planner.ask import options
 from planner.basics.command import OneOf
 from planner.basics.display import Element, as_text
+from planner.basics.help_page import option
 from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
 from planner.cli import JSON_OPTION, QuestionCommand, tell, with_options
@@ -23,15 +24,17 @@ from planner.views import render
 
 TREES = {"memory": "memory", "time": "time", "bytes": "communication"}
 TOPICS = tuple(TREES)
-PHASE_OPTION = click.option(
+PHASE_OPTION = option(
+    "question",
     "--phase",
+    often=True,
     metavar="NAME",
-    help="One phase alone (load, forward, backward, optimizer, or peak, the fullest): every byte by term, unit and "
-    "formula, and the options that would make it smaller.",
+    help="One phase alone, such as peak, the fullest. Of load, forward, backward, optimizer and peak: every byte by "
+    "term, unit and formula, and the options that would make it smaller.",
 )
 
 
-@click.command(cls=QuestionCommand)
+@click.command(cls=QuestionCommand, example="planner explain memory --model 7b --gpus 32")
 @click.argument("topic", type=OneOf((*TOPICS, "all")), required=False)
 @with_options(PHASE_OPTION, JSON_OPTION)
 def explain(topic: str | None, phase: str | None, as_json: bool, **given: Any) -> int:

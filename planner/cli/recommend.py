@@ -14,6 +14,7 @@ import msgspec
 
 from planner.ask import options
 from planner.basics.command import OneOf
+from planner.basics.help_page import SectionedOption, option
 from planner.basics.output import may_write
 from planner.basics.progress import Cancelled
 from planner.basics.quantities import whole
@@ -46,28 +47,39 @@ class Recommending(QuestionCommand):
         """The question's, with --method in its own words."""
         about = "Weights that are trained. Default: full; lora or qlora where full training does not fit."
         words = Methods(OPTIONS["method"].choices)
-        method = click.Option(("--method",), type=words, help=about)
+        method = SectionedOption(("--method",), type=words, help=about, section="question", often=True)
         return [method if one.name == "method" else one for one in super().get_params(ctx)]
 
 
-@click.command(cls=Recommending)
+@click.command(cls=Recommending, example="planner recommend --model 8b --gpus 16 -o plan.json")
 @with_options(
     *OUTPUT_OPTIONS,
-    click.option("--objective", type=OneOf(OBJECTIVES), default="fastest", help="Default: fastest."),
-    click.option("--top", metavar="N", help="Layouts to show. Default: 3."),
-    click.option("--pareto", metavar="N", help="Show up to N layouts of the front of time against memory."),
-    click.option("--why-not", metavar="LAYOUT", help="What excludes dp_shard=8,tp=4? Else as in the best."),
-    click.option("--backend", metavar="NAME", help="Only what this backend launches."),
+    option(
+        "question",
+        "--objective",
+        often=True,
+        type=OneOf(OBJECTIVES),
+        default="fastest",
+        metavar="NAME",
+        help=f"What counts as best. Default: fastest. One of {', '.join(OBJECTIVES)}.",
+    ),
+    option("output", "--top", often=True, metavar="N", help="Layouts to show. Default: 3."),
+    option("output", "--pareto", metavar="N", help="Show up to N layouts of the front of time against memory."),
+    option(
+        "output", "--why-not", often=True, metavar="LAYOUT", help="What excludes dp_shard=8,tp=4? Else as in the best."
+    ),
+    option("layout", "--backend", metavar="NAME", help="Only what this backend launches."),
     ANY_RUNTIME_OPTION,
-    click.option(
+    option(
+        "numbers",
         "--tie",
         metavar="SHARE",
         help="The simplest within this of the best. Default: 5%.",
     ),
-    click.option("--deadline", metavar="TIME", help="Longest the run may take, such as 36h or 3d."),
-    click.option("--tokens", metavar="N", help="Tokens of the run with a deadline, such as 2T or 300B."),
-    click.option("--samples", metavar="N", help="Or its sequences of --seq-len tokens, such as 1M."),
-    click.option("--verbose", is_flag=True, help="Also how many layouts each rule turned away."),
+    option("run", "--deadline", metavar="TIME", help="Longest the run may take, such as 36h or 3d."),
+    option("run", "--tokens", metavar="N", help="Tokens of the run with a deadline, such as 2T or 300B."),
+    option("run", "--samples", metavar="N", help="Or its sequences of --seq-len tokens, such as 1M."),
+    option("output", "--verbose", is_flag=True, help="Also how many layouts each rule turned away."),
     JSON_OPTION,
 )
 def recommend(

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from planner.basics.help_page import PagedCommand, SectionedOption, option
 from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
 from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, QuestionCommand, tell
@@ -18,10 +19,16 @@ from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES
 from planner.studies.sweep import DEFAULT_WORTH
 
 
-@click.command(cls=QuestionCommand)
-@click.option("--what", metavar="NAMES", help=f"Of {', '.join(QUANTITIES)}; separated by commas. Default: all.")
-@click.option("--max-gpus", metavar="N", help=f"Search up to N GPUs. Default: {DEFAULT_MAX_GPUS}.")
-@click.option("--seq-step", metavar="N", help=f"Try multiples of N tokens. Default: {DEFAULT_SEQ_STEP}.")
+@click.command(cls=QuestionCommand, example="planner fit --model 8b --gpus 16")
+@option(
+    "question",
+    "--what",
+    often=True,
+    metavar="NAMES",
+    help=f"What is looked for, by commas. Default: all. Of {', '.join(QUANTITIES)}.",
+)
+@option("question", "--max-gpus", often=True, metavar="N", help=f"Search up to N GPUs. Default: {DEFAULT_MAX_GPUS}.")
+@option("question", "--seq-step", metavar="N", help=f"Try multiples of N tokens. Default: {DEFAULT_SEQ_STEP}.")
 @ANY_RUNTIME_OPTION
 @JSON_OPTION
 def fit(
@@ -52,13 +59,19 @@ class Sweeping(QuestionCommand):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The question's, with --gpus in its own words."""
-        about = "Sizes: 8..1024 doubles, 8..128:8 goes in steps, 8,24,64 is a list."
-        sizes = click.Option(("--gpus",), metavar="SIZES", help=about)
+        about = "8..1024 doubles. 8..128:8 goes in steps; 8,24,64 is a list."
+        sizes = SectionedOption(("--gpus",), metavar="SIZES", help=about, section="question", often=True)
         return [sizes if one.name == "gpus" else one for one in super().get_params(ctx)]
 
 
-@click.command(cls=Sweeping)
-@click.option("--worth", metavar="X", help=f"Share an added GPU must bring to pay. Default: {DEFAULT_WORTH}.")
+@click.command(cls=Sweeping, example="planner sweep --model 8b --gpus 8..1024")
+@option(
+    "numbers",
+    "--worth",
+    often=True,
+    metavar="X",
+    help=f"Share an added GPU must bring to pay. Default: {DEFAULT_WORTH}.",
+)
 @ANY_RUNTIME_OPTION
 @JSON_OPTION
 def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: Any) -> int:
@@ -78,20 +91,24 @@ def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: A
     return waiting.code(0)
 
 
-@click.command(cls=QuestionCommand)
-@click.option("--tokens", metavar="N", help="Tokens of the data set, such as 2T or 300B.")
-@click.option("--samples", metavar="N", help="Sequences of --seq-len tokens of the data set, such as 1M.")
-@click.option("--epochs", metavar="N", help="Times the data set is seen. Default: 1.")
-@click.option("--price-per-gpu-hour", metavar="X", help="In any currency.")
-@click.option("--gpu-power", metavar="W", help="Watts a GPU draws. Default: its preset's power limit.")
-@click.option("--host-power", metavar="W", help="Watts a node draws beside its GPUs.")
-@click.option("--pue", metavar="X", help="Power usage effectiveness of the site, 1 or more.")
-@click.option("--checkpoint-time", metavar="TIME", help="Training stands still so long for a checkpoint, such as 90s.")
-@click.option("--storage-gb-per-s", metavar="X", help="What checkpoints are written to takes so much, from all nodes.")
-@click.option("--checkpoint-interval", metavar="TIME", help="Training between two. Default: Daly's best interval.")
-@click.option("--restart-time", metavar="TIME", help="From a failure until training goes on, such as 10min.")
-@click.option("--failures-per-gpu-hour", metavar="X", help="Failures that stop the run, a GPU and hour.")
-@click.option("--failures-per-node-hour", metavar="X", help="Failures that stop the run, a node and hour.")
+@click.command(cls=QuestionCommand, example="planner cost --model 8b --gpus 64 --tokens 300B")
+@option("run", "--tokens", often=True, metavar="N", help="Tokens of the data set, such as 2T or 300B.")
+@option("run", "--samples", metavar="N", help="Sequences of --seq-len tokens of the data set, such as 1M.")
+@option("run", "--epochs", metavar="N", help="Times the data set is seen. Default: 1.")
+@option("numbers", "--price-per-gpu-hour", often=True, metavar="X", help="In any currency.")
+@option("numbers", "--gpu-power", metavar="W", help="Watts a GPU draws. Default: its preset's power limit.")
+@option("numbers", "--host-power", metavar="W", help="Watts a node draws beside its GPUs.")
+@option("numbers", "--pue", metavar="X", help="Power usage effectiveness of the site, 1 or more.")
+@option("run", "--checkpoint-time", metavar="TIME", help="Training stands still so long for a checkpoint, such as 90s.")
+@option(
+    "numbers", "--storage-gb-per-s", metavar="X", help="What checkpoints are written to takes so much, from all nodes."
+)
+@option("run", "--checkpoint-interval", metavar="TIME", help="Training between two. Default: Daly's best interval.")
+@option("run", "--restart-time", metavar="TIME", help="From a failure until training goes on, such as 10min.")
+@option(
+    "numbers", "--failures-per-gpu-hour", often=True, metavar="X", help="Failures that stop the run, a GPU and hour."
+)
+@option("numbers", "--failures-per-node-hour", metavar="X", help="Failures that stop the run, a node and hour.")
 @ANY_RUNTIME_OPTION
 @JSON_OPTION
 def cost(any_runtime: bool | None, as_json: bool, **given: Any) -> int:
@@ -108,7 +125,7 @@ def cost(any_runtime: bool | None, as_json: bool, **given: Any) -> int:
     return waiting.code(0)
 
 
-@click.command()
+@click.command(cls=PagedCommand, example="planner compare plan.json half.json")
 @click.argument("plan_files", metavar="PLAN...", nargs=-1)
 @JSON_OPTION
 def compare(plan_files: tuple[str, ...], as_json: bool) -> int:

@@ -16,6 +16,7 @@ import msgspec
 
 from planner.ask import options
 from planner.basics.errors import PlannerError
+from planner.basics.help_page import option
 from planner.basics.output import may_write, write_whole
 from planner.basics.quantities import format_seconds, wholes
 from planner.basics.saying import say, terminal_width
@@ -37,15 +38,21 @@ OF_ANY = ("calibration", "presets")
 """Options of a question that say nothing of the layout."""
 
 TIMELINE_OPTIONS = (
-    click.option("--beside", metavar="RUN", help="Show what the ranks of RUN recorded, too (executor run --profile)."),
-    click.option("--stages", metavar="NUMBERS", help="Draw these stages: 0,1,63. Default: a few of many."),
-    click.option("--svg", metavar="FILE", help="Write the drawing as a picture, too."),
-    click.option("--trace", metavar="FILE", help="Write all stages for Perfetto or chrome://tracing, too."),
-    click.option("--force", is_flag=True, help="Overwrite existing files."),
+    option(
+        "output",
+        "--beside",
+        often=True,
+        metavar="RUN",
+        help="Show what the ranks of RUN recorded, too. It was run with executor run --profile.",
+    ),
+    option("output", "--stages", metavar="NUMBERS", help="Draw these stages: 0,1,63. Default: a few of many."),
+    option("output", "--svg", often=True, metavar="FILE", help="Write the drawing as a picture, too."),
+    option("output", "--trace", metavar="FILE", help="Write all stages for Perfetto or chrome://tracing, too."),
+    option("output", "--force", is_flag=True, help="Overwrite existing files."),
 )
 
 
-@click.command(cls=QuestionCommand)
+@click.command(cls=QuestionCommand, example="planner timeline plan.json")
 @click.argument("plan_file", metavar="[PLAN]", required=False)
 @with_options(*TIMELINE_OPTIONS, JSON_OPTION)
 def show_timeline(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from planner.basics.help_page import PagedCommand, option
 from planner.basics.output import may_write
 from planner.basics.saying import say
 from planner.cli import JSON_OPTION
@@ -23,14 +24,26 @@ MOST_TOLD = 5
 """Lines that are not rows named one by one."""
 
 
-@click.command()
+@click.command(cls=PagedCommand, example="planner replay rows.jsonl")
 @click.argument("files", metavar="ROWS...", nargs=-1, required=True)
-@click.option(
-    "--calibration", metavar="NAME", default=DEFAULT, show_default=True, help="Coefficients: a name or a file."
+@option(
+    "numbers",
+    "--calibration",
+    metavar="NAME",
+    default=DEFAULT,
+    show_default=True,
+    help="Coefficients: a name or a file.",
 )
-@click.option("--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
-@click.option("-o", "--output", metavar="FILE", help="Write every row, predicted beside measured, as JSON Lines.")
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@option("numbers", "--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
+@option(
+    "output",
+    "-o",
+    "--output",
+    often=True,
+    metavar="FILE",
+    help="Write every row, predicted beside measured, as JSON Lines.",
+)
+@option("output", "--force", is_flag=True, help="Overwrite an existing file.")
 @JSON_OPTION
 def replay(**given: Any) -> int:
     """Measured rows beside their predictions. Errors of memory and time, the order of layouts, what fits.

@@ -66,6 +66,8 @@ class Option(msgspec.Struct, frozen=True):
     trust: int = 0
     replaced_by: tuple[str, ...] = ()  # options of a command line, beside itself, that replace a file's value of it
     presets: tuple[str, ...] = ()  # kinds of presets it may name
+    often: bool = False  # whether the first page of a help shows it
+    section: str = ""  # of a help (planner/basics/help_page.py)
 
     @property
     def flag(self) -> str:
@@ -82,9 +84,11 @@ def _size(name: str, high: int) -> Option:
     return Option(name, "whole", f"Model size: {name.replace('_', ' ')}.", "model", 1, high)
 
 
-def _group(name: str, about: str = "", trust: int = 3, replaced_by: tuple[str, ...] = ()) -> Option:
+def _group(
+    name: str, about: str = "", trust: int = 3, replaced_by: tuple[str, ...] = (), *, often: bool = False
+) -> Option:
     about = f"{about or f'Size of the {name} group'}; fixes the layout."
-    return Option(name, "whole", about, "layout", fixes=True, trust=trust, replaced_by=replaced_by)
+    return Option(name, "whole", about, "layout", fixes=True, trust=trust, replaced_by=replaced_by, often=often)
 
 
 def _bucket(name: str, engine: str, about: str, low: int = 1, default: str = "") -> Option:
@@ -92,10 +96,17 @@ def _bucket(name: str, engine: str, about: str, low: int = 1, default: str = "")
     return Option(name, "whole", about, "layout", *numbers, default=default, engine=engine, replaced_by=SPLIT)
 
 
-TABLE = (
+def _of(section: str, *options: Option) -> tuple[Option, ...]:
+    """Options of a section of a help."""
+    return tuple(msgspec.structs.replace(option, section=section) for option in options)
+
+
+_MODEL_AND_CLUSTER = _of(
+    "question",
     # The model.
-    Option("model", "name", "Preset or alias, a Hugging Face config.json, or its folder.",
-           replaced_by=("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied"), presets=("models",)),
+    Option("model", "name", "Preset or alias, or a Hugging Face config.json. Its folder works, too.",
+           replaced_by=("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied"), presets=("models",),
+           often=True),
     _size("layers", 10_000),
     _size("hidden", 2**20),
     _size("heads", 2**16),
@@ -105,9 +116,9 @@ TABLE = (
     Option("tied", "flag", "The head is the embedding."),
     # The cluster.
     Option("cluster", "name", "Cluster preset or its file, or a GPU's name.", default="dgx-h100",
-           presets=("clusters", "gpus")),
+           presets=("clusters", "gpus"), often=True),
     Option("gpu", "name", "GPU preset, in nodes as its preset has them.", presets=("gpus",)),
-    Option("gpus", "whole", "GPUs in all.", "cluster", replaced_by=SIZES),
+    Option("gpus", "whole", "GPUs in all.", "cluster", replaced_by=SIZES, often=True),
     Option("nodes", "whole", "Nodes.", "cluster", replaced_by=SIZES),
     Option("gpus_per_node", "whole", "GPUs a node.", "cluster", replaced_by=SIZES),
     Option("inter_gbps", "real", "Gbit/s of a network card, in one direction.", "network", 0.1, 1e6,
@@ -116,8 +127,11 @@ TABLE = (
            default="the cluster's"),
     Option("nics", "whole", "Network cards of a node.", "network", 1, 1024, default="the cluster's"),
     Option("host_memory", "memory", "Memory of a node's host, such as 256GiB: for offload.", low=0, high=2.0**60),
-    # The job.
-    Option("method", "choice", "Weights that are trained.", "job", choices=get_args(Method), default="all three"),
+)  # fmt: skip
+_METHOD = _of(
+    "question",
+    Option("method", "choice", "Weights that are trained.", "job", choices=get_args(Method), default="all three",
+           often=True),
     Option("lora_rank", "whole", "Rank of the adapters.", "lora", 1, 65_536, field="rank", replaced_by=("method",)),
     Option("lora_alpha", "whole", "Scale of the adapters.", "lora", 1, 2**20, default="twice the rank", field="alpha",
            replaced_by=("method",)),
@@ -129,12 +143,16 @@ TABLE = (
            replaced_by=("method",)),
     Option("dora", "switch", "A trained magnitude for each row of an adapted matrix.", "lora", replaced_by=("method",)),
     Option("modules_to_save", "names", "Modules beside layers trained whole, by commas.", replaced_by=("method",)),
+)  # fmt: skip
+_FORMATS_AND_OPTIMIZER = _of(
+    "numbers",
     Option("quantization", "choice", "QLoRA: the base's 4-bit format.", "quantization", choices=get_args(BaseFormat),
            field="base"),
     Option("double_quant", "switch", "QLoRA: quantise the scales too (default).", "quantization", field="double"),
     Option("quant_storage", "choice", "QLoRA: what codes are packed in.", "quantization", choices=get_args(CodeStorage),
            field="storage"),
-    Option("precision", "choice", "Number format.", "job", choices=get_args(Precision), default="bf16 (mixed)"),
+    Option("precision", "choice", "Number format.", "job", choices=get_args(Precision), default="bf16 (mixed)",
+           often=True),
     Option("narrow_weights", "switch", "8-bit recipes: layers' weights in 8 bits alone (fp8_param_gather).", "job"),
     Option("narrow_gradients", "switch", "Megatron-Core: gradients in 16 bits (grad_reduce_in_fp32=False).", "job"),
     Option("narrow_moments", "switch", "Megatron-Core: Adam's averages in 16 bits (exp_avg_dtype).", "job"),
@@ -149,18 +167,24 @@ TABLE = (
     Option("beta2", "real", "Decay of Adam's second average.", "optimizer", 0, 1, default="by method and checkpoint"),
     Option("weight_decay", "real", "Weight decay.", "optimizer", 0, 1e3, default="by method and checkpoint"),
     Option("momentum", "real", "Momentum of sgd.", "optimizer", 0, 1),
-    Option("seq_len", "length", "Tokens a sequence; 16k is 16384.", high=LARGEST_SEQ, default="2048"),
+)  # fmt: skip
+_BATCH = _of(
+    "question",
+    Option("seq_len", "length", "Tokens a sequence; 16k is 16384.", high=LARGEST_SEQ, default="2048", often=True),
     Option("packing", "choice", "A document a sequence, or end to end.", "job", choices=get_args(Packing)),
     Option("mean_seq_len", "length", "Mean tokens of a document.", high=LARGEST_SEQ, default="they fill the sequence"),
     Option("global_batch_size", "whole", "Sequences an optimizer step.", "job", 1, LARGEST_BATCH, trust=6,
-           replaced_by=("micro_batch_size", "grad_accum")),
-    # The layout.
-    Option("micro_batch_size", "whole", "Sequences a rank takes at once.", "layout", 1, LARGEST_BATCH, trust=6),
+           replaced_by=("micro_batch_size", "grad_accum"), often=True),
+)  # fmt: skip
+_LAYOUT = _of(
+    "layout",
+    Option("micro_batch_size", "whole", "Sequences a rank takes at once.", "layout", 1, LARGEST_BATCH, trust=6,
+           often=True),
     Option("grad_accum", "whole", "Micro-batches a step.", "layout", 1, LARGEST_BATCH, also="--gradient-accumulation",
            trust=6, replaced_by=("global_batch_size",)),
     _group("dp_replicate", "Copies of the sharded model", 4, SPLIT),
     _group("dp_shard", "Ranks that states are sharded over", 4, SPLIT),
-    _group("tp"),
+    _group("tp", often=True),
     _group("pp"),
     _group("cp"),
     _group("ep"),
@@ -203,12 +227,16 @@ TABLE = (
     Option("runtime", "name", "Runtime preset, or an engine: whose code runs.", trust=1, presets=("runtimes",)),
     Option("strategy", "choice", "This strategy alone.", "question", trust=1,
            choices=tuple(strategy.name for strategy in STRATEGIES), replaced_by=(*GROUPS, "runtime", "zero_stage")),
-    # The answer.
+)  # fmt: skip
+_FIGURES = _of(
+    "numbers",
     Option("headroom", "share", "Share of device memory to keep free, such as 5%.", "question", 0, 0.9,
            default="what holds the rest with a probability of 80%"),
     Option("calibration", "name", "Calibration preset, or its file.", presets=("calibrations",)),
     Option("presets", "folders", "Folder of your own presets. Repeatable."),
-    # The run.
+)  # fmt: skip
+_RUN = _of(
+    "run",
     Option("steps", "whole", "Optimizer steps of the run.", "recipe", 1, 10**9, default="20"),
     Option("epochs", "real", "Passes over --data, in place of --steps.", "recipe", 1e-6, 1e6),
     Option("warmup_steps", "whole", "Steps until the peak learning rate.", "recipe", 0, 10**9),
@@ -225,6 +253,7 @@ TABLE = (
     Option("random_weights", "flag", "Adapters, or chats, on random weights are meant.", "recipe"),
     Option("demo_data", "flag", "A launch without --data is meant.", "recipe"),
 )  # fmt: skip
+TABLE = (*_MODEL_AND_CLUSTER, *_METHOD, *_FORMATS_AND_OPTIMIZER, *_BATCH, *_LAYOUT, *_FIGURES, *_RUN)
 
 OPTIONS = {option.name: option for option in TABLE}
 """In the order of the help."""

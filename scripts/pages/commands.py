@@ -5,16 +5,18 @@ Not here: the help texts (they stand where the options are declared), or when to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import click
 
 from executor.cli import executor
+from planner.basics.help_page import by_section
 from planner.cli import QuestionCommand, planner, question_params
 
 HEAD = """# Commands and options
 
-All commands of `planner` and `executor`, with every option, as their `--help` says it.
+All commands of `planner` and `executor`, with every option, as their `--help-all` says it.
+`--help` shows those that are used often.
 `make docs` writes this page; a test compares it with the commands.
 What exit codes mean is in [architecture](architecture.md#the-commands-contract).
 
@@ -27,7 +29,7 @@ From Python the same options are keywords, with underscores for hyphens ([as a l
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD, *map(_option, question_params())]
+    parts = [HEAD, *_listed(question_params())]
     for group in (planner, executor):
         with group.make_context(group.name, ["--help"], resilient_parsing=True) as context:
             for name, command in commands(group, context):
@@ -45,14 +47,20 @@ def commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, 
 
 def _section(title: str, command: click.Command, context: click.Context) -> list[str]:
     """One command: how it is called, what it does, its own options."""
-    shared = {one.name for one in question_params()} if isinstance(command, QuestionCommand) else set()
     own = [one for one in command.params if isinstance(one, click.Option)]
     usage = " ".join([title, *command.collect_usage_pieces(context)])
     lines = [f"## {title}", "", f"`{usage}`", "", " ".join((command.help or "").split()), ""]
-    if shared:
-        own = [one for one in own if one.name not in shared]
+    if isinstance(command, QuestionCommand):
         lines += ["Takes the [options of a question](#options-of-a-question), and:", ""]
-    return lines + [_option(one) for one in own]
+    return lines + _listed(own)
+
+
+def _listed(options: Iterable[click.Option]) -> list[str]:
+    """Options by the section of the help that they are in."""
+    parts = []
+    for section, some in by_section(options).items():
+        parts += [f"{section.capitalize()}:", "", *map(_option, some), ""]
+    return parts[:-1]
 
 
 def _option(option: click.Option) -> str:
@@ -67,4 +75,4 @@ def _value(option: click.Option) -> str:
         return ""
     if isinstance(option.type, click.Choice):
         return f" {'|'.join(option.type.choices)}"
-    return f" {option.metavar or ('X' if isinstance(option.type, click.types.FloatParamType) else 'N')}"
+    return f" {option.metavar}"

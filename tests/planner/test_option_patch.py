@@ -36,7 +36,7 @@ gpus = 2
 ''')
 (cell,) = cells("mine.toml", this_machine("cpu"))
 print(json.dumps({{
-    "help": captured(["estimate", "--help"])[1],
+    "help": captured(["estimate", "--help-all"])[1],
     "refused": captured(["estimate", *zero3, spare[0], "-1"])[2],
     "foreign": captured(["estimate", "--model", "1b", "--gpus", "2", "--dp-replicate", "2", *spare])[2],
     "plain": captured(["recommend", *zero3, "--top", "1", "--json"])[1],
