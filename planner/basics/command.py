@@ -22,6 +22,7 @@ from planner.basics import streams
 from planner.basics.errors import LONGEST_VALUE, PlannerError, did_you_mean, one_line, shortened
 from planner.basics.help_page import HELP_ALL, Paged, PagedCommand
 from planner.basics.progress import Cancelled
+from planner.basics.quoting import for_shell
 from planner.basics.saying import say
 
 DEBUG_VARIABLE = "MESHWRIGHT_DEBUG"
@@ -135,6 +136,12 @@ class NewPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+def as_typed() -> str:
+    """The command that is running, as one line of a shell."""
+    root = click.get_current_context().find_root()
+    return for_shell([root.info_name or "planner", *(root.obj or ())])
+
+
 def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
     """The callback of an option that takes seconds or sizes: click's ranges let nan and infinity pass."""
     if value is not None and not math.isfinite(value):
@@ -157,10 +164,12 @@ def exit_code(group: click.Command, arguments: Sequence[str] | None = None, *, n
     """Run a click command; print what went wrong in one line, and return its code."""
     stdout = sys.stdout
     try:
-        for word in sys.argv[1:] if arguments is None else arguments:
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        for word in words:
             if not word.isascii() and any("\ud800" <= char < "\ue000" for char in word):
                 raise PlannerError("argument", word, "is not UTF-8", "Rename what it names")
-        result = group.main(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
+        given = None if arguments is None else words
+        result = group.main(args=given, prog_name=name, standalone_mode=False, obj=words)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except PlannerError as error:

@@ -113,8 +113,12 @@ OUTPUT_OPTIONS = (
     option(
         "output", "-o", "--output", often=True, metavar="PLAN", help="Write the recommended layout's plan.json here."
     ),
-    option("output", "--force", is_flag=True, help="Overwrite an existing plan."),
+    option("output", "--force", is_flag=True, help="Overwrite existing files."),
 )
+SAVE_OPTION = option(
+    "output", "--save", metavar="PAGE", help="Write the answer as one HTML page to send: --save page.html."
+)
+FORCE_OPTION = option("output", "--force", is_flag=True, help="Overwrite an existing page.")
 FROM_OPTION = option(
     "question",
     "--from",
@@ -152,24 +156,31 @@ def planner() -> None:
 
 
 @planner.command(cls=QuestionCommand, example="planner estimate --model 7b --gpus 32")
-@with_options(*OUTPUT_OPTIONS, FROM_OPTION, JSON_OPTION)
-def estimate(output: str | None, force: bool, from_file: str | None, as_json: bool, **given: Any) -> int:
+@with_options(*OUTPUT_OPTIONS, SAVE_OPTION, FROM_OPTION, JSON_OPTION)
+def estimate(
+    output: str | None, save: str | None, force: bool, from_file: str | None, as_json: bool, **given: Any
+) -> int:  # fmt: skip
     """Each strategy at its best layout, or the layout given."""
     from planner.ask import options
     from planner.decide import estimate_json, strategies
     from planner.views.verdict import answer_text
 
     may_write(output, force)
+    may_write(save, force, field="save")
     if from_file is not None:
-        return _estimate_from(from_file, given, output, as_json)
+        return _estimate_from(from_file, given, output, as_json, save)
     question = options.question(given)
     with searching() as waiting:
         found = strategies.answer(question)
     text = estimate_json.as_json(found) if as_json else answer_text(found, terminal_width())
-    return waiting.code(answered(text, found, output))
+    code = answered(text, found, output)
+    save_page(save, "answer_page", found)
+    return waiting.code(code)
 
 
-def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json: bool) -> int:
+def _estimate_from(
+    path: str, given: dict[str, Any], output: str | None, as_json: bool, save: str | None
+) -> int:  # fmt: skip
     """The file's options under the command line's; what was made of it goes to stderr, and into the JSON."""
     import msgspec
 
@@ -186,7 +197,9 @@ def _estimate_from(path: str, given: dict[str, Any], output: str | None, as_json
     say(merge.as_text(read), err=True)
     whole = estimate_json.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
     text = msgspec.json.encode(whole) if as_json else answer_text(found, terminal_width())
-    return waiting.code(answered(text, found, output))
+    code = answered(text, found, output)
+    save_page(save, "answer_page", found)
+    return waiting.code(code)
 
 
 @planner.command(cls=QuestionCommand, example="planner explore --model 7b --gpus 32")
@@ -316,6 +329,17 @@ def tell(notes: Iterable[str]) -> None:
     """Sentences that a reader of the answer has to know."""
     for sentence in notes:
         say(f"note: {sentence}.", err=True)
+
+
+def save_page(path: str | None, page: str, *answer: Any) -> None:
+    """Write the page of an answer where one is asked for; `page` names its function in views/pages.py."""
+    if path is None:
+        return
+    from planner.basics.output import write_whole
+    from planner.views import pages
+
+    write_whole(path, getattr(pages, page)(*answer, command.as_typed()))
+    say(f"wrote {path}", err=True)
 
 
 def answered(text: str | bytes, found: Any, output: str | None) -> int:

@@ -25,9 +25,11 @@ from planner.cli import (
     JSON_OPTION,
     NOTHING_FITS,
     OUTPUT_OPTIONS,
+    SAVE_OPTION,
     Methods,
     QuestionCommand,
     answered,
+    save_page,
     with_options,
 )  # fmt: skip
 from planner.decide import whynot
@@ -54,6 +56,7 @@ class Recommending(QuestionCommand):
 @click.command(cls=Recommending, example="planner recommend --model 8b --gpus 16 -o plan.json")
 @with_options(
     *OUTPUT_OPTIONS,
+    SAVE_OPTION,
     option(
         "question",
         "--objective",
@@ -83,12 +86,13 @@ class Recommending(QuestionCommand):
     JSON_OPTION,
 )
 def recommend(
-    output: str | None, force: bool, objective: str, top: str | None, pareto: str | None, why_not: str | None,
-    backend: str | None, any_runtime: bool | None, tie: str | None, deadline: str | None, tokens: str | None,
-    samples: str | None, verbose: bool, as_json: bool, **given: Any,
+    output: str | None, save: str | None, force: bool, objective: str, top: str | None, pareto: str | None,
+    why_not: str | None, backend: str | None, any_runtime: bool | None, tie: str | None, deadline: str | None,
+    tokens: str | None, samples: str | None, verbose: bool, as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """The best layouts of all engines that fit and can be launched."""
     may_write(output, force)
+    may_write(save, force, field="save")
     constraints = library.constraints(backend, any_runtime, deadline, tokens, samples, given, tie)
     library.check_objective(objective, given)
     question = options.question(given)
@@ -112,5 +116,8 @@ def recommend(
         say(text)
         unwritten = "" if output is None else f" {output} is not written."
         say(f"error: {told}{unwritten}", err=True)
-        return waiting.code(NOTHING_FITS)
-    return waiting.code(answered(text, reached.found, output))
+        code = NOTHING_FITS
+    else:
+        code = answered(text, reached.found, output)
+    save_page(save, "ranking_page", reached)
+    return waiting.code(code)

@@ -11,9 +11,19 @@ from typing import Any
 import click
 
 from planner.basics.help_page import PagedCommand, SectionedOption, option
+from planner.basics.output import may_write
 from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
-from planner.cli import ANY_RUNTIME_OPTION, JSON_OPTION, NOTHING_FITS, QuestionCommand, tell
+from planner.cli import (
+    ANY_RUNTIME_OPTION,
+    FORCE_OPTION,
+    JSON_OPTION,
+    NOTHING_FITS,
+    SAVE_OPTION,
+    QuestionCommand,
+    save_page,
+    tell,
+)
 from planner.spec.options import DEFAULT_SEQ_STEP
 from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES
 from planner.studies.sweep import DEFAULT_WORTH
@@ -30,9 +40,12 @@ from planner.studies.sweep import DEFAULT_WORTH
 @option("question", "--max-gpus", often=True, metavar="N", help=f"Search up to N GPUs. Default: {DEFAULT_MAX_GPUS}.")
 @option("question", "--seq-step", metavar="N", help=f"Try multiples of N tokens. Default: {DEFAULT_SEQ_STEP}.")
 @ANY_RUNTIME_OPTION
+@SAVE_OPTION
+@FORCE_OPTION
 @JSON_OPTION
 def fit(
-    what: str | None, max_gpus: str | None, seq_step: str | None, any_runtime: bool | None, as_json: bool, **given: Any
+    what: str | None, max_gpus: str | None, seq_step: str | None, any_runtime: bool | None, save: str | None,
+    force: bool, as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """The fewest GPUs, longest sequence and largest batch that fit. All but the GPUs are of this cluster; batches are
     the largest micro-batch and the largest batch in one pass."""
@@ -40,10 +53,12 @@ def fit(
     from planner.views import library
     from planner.views.fit import fit_text
 
+    may_write(save, force, field="save")
     with searching() as waiting:
         found = library.fit(what=what, max_gpus=max_gpus, seq_step=seq_step, any_runtime=bool(any_runtime), **given)
     say(fits.as_json(found) if as_json else fit_text(found, terminal_width()))
     tell(found.question.notes)
+    save_page(save, "fit_page", found)
     missing = [one for one in found.found if one.value is None and not one.interrupted]
     for told, some in (
         ("nothing fits", [one.quantity for one in missing if not one.refused]),
@@ -73,18 +88,24 @@ class Sweeping(QuestionCommand):
     help=f"Share an added GPU must bring to pay. Default: {DEFAULT_WORTH}.",
 )
 @ANY_RUNTIME_OPTION
+@SAVE_OPTION
+@FORCE_OPTION
 @JSON_OPTION
-def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: Any) -> int:
+def sweep(
+    worth: str | None, any_runtime: bool | None, save: str | None, force: bool, as_json: bool, **given: Any
+) -> int:
     """The best layout at each cluster size. With speed-up and efficiency, and where more GPUs stop paying: strong
     scaling with --global-batch-size, else weak."""
     from planner.studies import sweep as sweeps
     from planner.views import library
     from planner.views.sweep import sweep_text
 
+    may_write(save, force, field="save")
     with searching() as waiting:
         found = library.sweep(worth=worth, any_runtime=bool(any_runtime), **given)
     say(sweeps.as_json(found) if as_json else sweep_text(found, terminal_width()))
     tell(found.question.notes)
+    save_page(save, "sweep_page", found)
     if all(point.best is None for point in found.points):
         say("error: nothing fits and launches at any of these sizes.", err=True)
         return NOTHING_FITS
@@ -110,18 +131,22 @@ def sweep(worth: str | None, any_runtime: bool | None, as_json: bool, **given: A
 )
 @option("numbers", "--failures-per-node-hour", metavar="X", help="Failures that stop the run, a node and hour.")
 @ANY_RUNTIME_OPTION
+@SAVE_OPTION
+@FORCE_OPTION
 @JSON_OPTION
-def cost(any_runtime: bool | None, as_json: bool, **given: Any) -> int:
+def cost(any_runtime: bool | None, save: str | None, force: bool, as_json: bool, **given: Any) -> int:
     """Time, money, energy and goodput of a whole run. The layout is the recommended one, or the one given; the
     length is --tokens 2T, --samples 1M --epochs 10, or --steps."""
     from planner.studies import cost as costs
     from planner.views import library
     from planner.views.cost import cost_text
 
+    may_write(save, force, field="save")
     with searching() as waiting:
         found = library.cost(any_runtime=bool(any_runtime), **given)
     say(costs.as_json(found) if as_json else cost_text(found, terminal_width()))
     tell(found.question.notes)
+    save_page(save, "cost_page", found)
     return waiting.code(0)
 
 

@@ -21,7 +21,7 @@ from planner.basics.output import may_write, write_whole
 from planner.basics.quantities import format_seconds, wholes
 from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
-from planner.cli import JSON_OPTION, QuestionCommand, tell, with_options
+from planner.cli import JSON_OPTION, SAVE_OPTION, QuestionCommand, save_page, tell, with_options
 from planner.decide import explanation, strategies
 from planner.figures.timeline import Timeline, timeline
 from planner.parallelism.case import Case
@@ -54,20 +54,21 @@ TIMELINE_OPTIONS = (
 
 @click.command(cls=QuestionCommand, example="planner timeline plan.json")
 @click.argument("plan_file", metavar="[PLAN]", required=False)
-@with_options(*TIMELINE_OPTIONS, JSON_OPTION)
+@with_options(*TIMELINE_OPTIONS, SAVE_OPTION, JSON_OPTION)
 def show_timeline(
     plan_file: str | None,
     beside: str | None,
     stages: str | None,
     svg: str | None,
     trace: str | None,
+    save: str | None,
     force: bool,
     as_json: bool,
     **given: Any,
 ) -> int:
     """One step on an axis of time, stream by stream. It is a step of PLAN, of the layout that the options ask for, or
     of a run."""
-    for path, field in ((svg, "svg"), (trace, "trace")):
+    for path, field in ((svg, "svg"), (trace, "trace"), (save, "save")):
         may_write(path, force, field=field)
     asked = wholes("stages", stages, 0, LARGEST_COUNT)
     run = None if beside is None else _run_plan(beside)
@@ -90,6 +91,7 @@ def show_timeline(
 
         _write(trace, trace_of(axis))
     say(_json(case, found, profiles, asked) if as_json else _text(some, left_out))
+    save_page(save, "timeline_page", found, some, left_out)
     return waiting.code(0)
 
 

@@ -11,11 +11,12 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from html import escape
+from itertools import groupby
 
 import msgspec
 
 from planner import __version__
-from planner.basics.display import Element, Table, as_html
+from planner.basics.display import ITEM, Element, Table, as_html
 from planner.basics.quoting import for_terminal
 
 MOST_BYTES = 300_000
@@ -27,7 +28,7 @@ body { margin: 2em auto; max-width: 64em; padding: 0 1em; color: #1f2328; backgr
 h1 { font-size: 1.6em; line-height: 1.25; } h2 { font-size: 1.2em; margin-top: 2em; }
 table { border-collapse: collapse; font-size: .86em; display: block; overflow-x: auto; }
 th, td { padding: .25em .7em; border-bottom: 1px solid #d0d7de; text-align: right; vertical-align: top; }
-th.name, td.name { text-align: left; }
+th.name, td.name { text-align: left; } td:not(.name) { white-space: nowrap; }
 pre { font-size: .8em; white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f8fa; padding: 1em; }
 svg { max-width: 100%; height: auto; } footer { margin-top: 3em; color: #59636e; font-size: .86em; }
 dl { display: grid; grid-template-columns: max-content auto; gap: .2em 1.5em; } dd { margin: 0; font-weight: 600; }
@@ -113,7 +114,16 @@ def _fact(one: Fact) -> str:
 
 
 def _html(elements: Iterable[Element]) -> str:
-    return as_html((one if isinstance(one, Table) else for_terminal(one) for one in elements), 'class="name"', "")
+    """Elements as HTML, list items as a list."""
+    parts = []
+    for is_item, some in groupby(elements, lambda one: isinstance(one, str) and one.startswith(ITEM)):
+        if is_item:
+            items = (f"<li>{_text(str(one).removeprefix(ITEM))}</li>" for one in some)
+            parts.append(f"<ul>{''.join(items)}</ul>")
+        else:
+            shown = (one if isinstance(one, Table) else for_terminal(one) for one in some)
+            parts.append(as_html(shown, 'class="name"', ""))
+    return "\n".join(parts)
 
 
 def _text(text: str) -> str:

@@ -107,7 +107,7 @@ def compare_page(found: Comparison, command: str) -> bytes:
     return page_of(" or ".join(side.name for side in found.sides), (), sections, command)
 
 
-def timeline_page(case: Case, found: Timeline, axis: Axis, left_out: Sequence[int], command: str) -> bytes:
+def timeline_page(found: Timeline, axis: Axis, left_out: Sequence[int], command: str) -> bytes:
     """The page of `planner timeline`."""
     facts = [
         Fact("step", seconds_text(found.step_s), "time.step_s", float(found.step_s)),
@@ -118,7 +118,7 @@ def timeline_page(case: Case, found: Timeline, axis: Axis, left_out: Sequence[in
                                    ("optimizer", "optimizer_s", found.time.optimizer_s)) if value is not None),
     ]  # fmt: skip
     picture = time.svg_of(axis, left_out)
-    return page_of(axis.told[0], axis.told[1:], [Section("A step", axis.notes, facts, (picture,))], command)
+    return page_of(axis.told[0], axis.told[1:], [Section("A step", facts=facts, pictures=(picture,))], command)
 
 
 # -- parts ---------------------------------------------------------------------------------------------------------
@@ -134,7 +134,8 @@ def _answer(found: Answer, view: Sequence[Element], command: str) -> bytes:
     sections.append(_why(why))
     shown = [(other.name, other) for other in found.estimates[:MOST_SIDES]]
     sections += [Section("What else there is", [*tables, *said]), *_beside(shown)]
-    return _page(told, why.verdict, sections, one, known, command)
+    lead = [sentence.removeprefix("* ") for sentence in why.verdict]
+    return _page(told, lead, sections, one, known, command)
 
 
 def _why(why: Why) -> Section:
@@ -198,7 +199,7 @@ def _step(case: Case, known: Calibration) -> list[Section]:
     if found is None:
         return []
     axis, left_out = chosen(axis_of(case, found), None)
-    return [Section("A step", axis.notes, pictures=(time.svg_of(axis, left_out),), spare=True)]
+    return [Section("A step", pictures=(time.svg_of(axis, left_out),), spare=True)]
 
 
 def _beside(sides: Sides) -> list[Section]:

@@ -1,0 +1,1 @@
+"""Scenes as characters of a terminal. Not here: what there is to draw (scene/), or pictures (svg/)."""
