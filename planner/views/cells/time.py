@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from planner.basics.display import broken
 from planner.basics.quantities import format_seconds
 from planner.spec.spans import COMPUTE, SENDS, Span
-from planner.views.scene.time import Axis, StreamSpans, Track, ranges_text
+from planner.views.scene.time import Axis, FoldedAxis, StreamSpans, Track, folded, ranges_text
 
 LEAST_COLUMNS = 20
-IDLE, NOTHING = ".", " "
+IDLE, NOTHING, FOLD = ".", " ", "⋯"
 LETTER_SHARE = 2 / 3
 """Of a column that holds many passes, from which one kind gives it its letter."""
 LEAST_SHARE = 0.1
@@ -28,37 +28,52 @@ MICRO_BATCHED = ("forward", "backward", "input_grads", "weight_grads", "recomput
 
 
 def text(axis: Axis, left_out: Sequence[int], width: int, longest: int | None = None) -> str:
-    """The whole drawing, `width` columns wide, with sentences in lines of at most `longest` characters."""
+    """The whole drawing, `width` columns wide, with sentences in lines of at most `longest` characters. A pipeline's
+    steady state is folded where a column would hold several passes."""
     labels = [(track.name, row.stream) for track in axis.tracks for row in track.rows]
     first, second = (max(len(label[place]) for label in labels) + 2 for place in (0, 1))
-    told = {(track.name, row.stream): _figures(track, row) for track in axis.tracks for row in track.rows}
-    room = max(LEAST_COLUMNS, width - first - second - 2 - max(map(len, told.values())))
-    lines = [*(broken(told, longest) for told in axis.told), "", " " * (first + second) + _ruler(axis.end_s, room)]
+    told = [_figures(track, row) for track in axis.tracks for row in track.rows]
+    room = max(LEAST_COLUMNS, width - first - second - 2 - max(map(len, told)))
+    many = any(len(_passes(row)) > room for track in axis.tracks for row in track.rows)
+    fold = folded(axis) if many else FoldedAxis(axis, ())
+    shown = fold.axis
+    places = [int(one.at_s / shown.end_s * room) for one in fold.folds]
+    ruler = _ruler(axis.end_s, room, whole=not fold.folds)
+    lines = [*(broken(said, longest) for said in axis.told), "", " " * (first + second) + ruler]
     used: set[str] = set()
-    for track in axis.tracks:
+    figures = iter(told)
+    for track in shown.tracks:
         name = track.name
         for row in track.rows:
-            drawn = marks(row, axis.end_s, room)
+            drawn = marks(row, shown.end_s, room)
             used |= set(drawn)
-            line = f"{name:{first}}{row.stream:{second}}{drawn}  {told[track.name, row.stream]}"
-            lines.append(line.rstrip())
+            for at in places:
+                drawn = f"{drawn[:at]}{FOLD}{drawn[at + 1 :]}"
+            lines.append(f"{name:{first}}{row.stream:{second}}{drawn}  {next(figures)}".rstrip())
             name = ""
     lines += ["", broken(_legend(used), longest)]
-    lines.append(broken(f"A column is {_fine(axis.end_s / room)}{_reading(used)}.", longest))
+    lines.append(broken(f"A column is {_fine(shown.end_s / room)}{_reading(used)}.", longest))
+    if fold.folds:
+        cycles = ", then ".join(f"{one.cycles} cycles of {_fine(one.period_s)}" for one in fold.folds)
+        lines.append(broken(f"{FOLD} leaves out {cycles}; the cycles of a fold are alike.", longest))
     if left_out:
         noun = "Stage" if len(left_out) == 1 else "Stages"
-        shown = f"{noun} {ranges_text(left_out)} {'is' if len(left_out) == 1 else 'are'} left out"
-        lines.append(f"{shown}: --stages {left_out[0]} shows it.")
+        said = f"{noun} {ranges_text(left_out)} {'is' if len(left_out) == 1 else 'are'} left out"
+        lines.append(f"{said}: --stages {left_out[0]} shows it.")
     lines += [broken(note, longest) for note in axis.notes]
     return "\n".join(lines)
+
+
+def _passes(row: StreamSpans) -> set[tuple[str, int | None, int | None]]:
+    """The passes of a stage that a row has."""
+    return {(span.kind, span.micro_batch, span.chunk) for span in row.spans if span.kind in MICRO_BATCHED}
 
 
 def marks(row: StreamSpans, end_s: float, columns: int) -> str:
     """One character a column: what takes most of its time; of compute, where columns are longer than passes and nothing
     takes most of one, how many tenths of it are busy."""
     each_s = end_s / columns
-    passes = {(span.kind, span.micro_batch, span.chunk) for span in row.spans if span.kind in MICRO_BATCHED}
-    coarse = len(passes) > columns
+    coarse = len(_passes(row)) > columns
     filled: list[dict[str, float]] = [{} for _ in range(columns)]
     for span in row.spans:
         mark = _mark(span, coarse=coarse)
@@ -107,8 +122,9 @@ def _figures(track: Track, row: StreamSpans) -> str:
     return f"{seconds}, {format_seconds(waited_s)} waited" if waited_s else seconds
 
 
-def _ruler(end_s: float, room: int) -> str:
-    middle, end = _fine(end_s / 2), _fine(end_s)
+def _ruler(end_s: float, room: int, *, whole: bool) -> str:
+    """Begin, middle and end of the step; a folded one has no middle."""
+    middle, end = _fine(end_s / 2) if whole else "", _fine(end_s)
     left = "0".ljust(room // 2 - len(middle) // 2) + middle
     return left + end.rjust(room - len(left)) if room - len(left) > len(end) else "0" + end.rjust(room - 1)
 

@@ -5,7 +5,8 @@ Not here: characters, shapes or events (cells/time.py, svg/time.py, trace.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -23,6 +24,14 @@ MOST_STAGES = 8
 
 TOLD_SHARE = 1e-3
 """Of the step, from which spans without room on a stage are listed."""
+
+MOST_FOLDS = 8
+KEPT_CYCLES = 2
+"""Of a steady state that is folded."""
+MOST_LATER = 64
+"""Micro-batches of a period at most."""
+ALIKE = 1e-6
+"""Of a period, within which two passes are as far apart as two others."""
 
 PREDICTED, RECORDED = "predicted", "recorded"
 
@@ -93,6 +102,102 @@ def axis_of(case: Case, found: Timeline, profiles: Sequence[Profile] = ()) -> Ax
     tracks.sort(key=lambda track: (track.stage, track.part != PREDICTED, track.number))
     end_s = max(track.end_s for track in tracks)
     return Axis(_told(case, found, profiles), end_s, tuple(tracks), _notes(tracks, bool(profiles)))
+
+
+class Fold(msgspec.Struct, frozen=True):
+    """`cycles` of a steady state that are left out at `at_s`, each `period_s` long."""
+
+    at_s: float
+    cycles: int
+    period_s: float
+
+
+class FoldedAxis(msgspec.Struct, frozen=True):
+    """An axis without most of its steady states."""
+
+    axis: Axis
+    folds: tuple[Fold, ...]
+
+
+def folded(axis: Axis) -> FoldedAxis:
+    """The axis with each steady state of a pipeline's passes cut down to two cycles. A recorded step stays whole: its
+    passes never repeat exactly."""
+    folds: tuple[Fold, ...] = ()
+    while len(folds) < MOST_FOLDS and all(track.part == PREDICTED for track in axis.tracks):
+        fold = _fold_of(axis)
+        if fold is None:
+            break
+        left_s = fold.cycles * fold.period_s
+        moved = (msgspec.structs.replace(one, at_s=one.at_s - left_s) if one.at_s > fold.at_s else one for one in folds)
+        folds = tuple(sorted((*moved, fold), key=lambda one: one.at_s))
+        axis = _without(axis, fold.at_s, left_s)
+    return FoldedAxis(axis, folds)
+
+
+def _fold_of(axis: Axis) -> Fold | None:
+    """The longest stretch in which every track repeats, without its first and last cycle; None where there is none."""
+    passes = [tuple(span for span in track.spans if span.stream == COMPUTE) for track in axis.tracks]
+    best: Fold | None = None
+    for period_s, later in {pair for some in passes for pair in _periods(some)}:
+        apart = [at for some in passes for at in _breaks(some, period_s, later)]
+        begin_s, end_s = _longest_between(sorted({0.0, axis.end_s, *apart}))
+        cycles = int((end_s - begin_s) / period_s + ALIKE) - KEPT_CYCLES
+        if cycles > 0 and (best is None or cycles * period_s > best.cycles * best.period_s):
+            best = Fold(begin_s + period_s, cycles, period_s)
+    return best
+
+
+def _without(axis: Axis, at_s: float, left_s: float) -> Axis:
+    tracks = tuple(
+        msgspec.structs.replace(
+            track, end_s=track.end_s - left_s, spans=tuple(_cut(track.spans, at_s, at_s + left_s, left_s))
+        )
+        for track in axis.tracks
+    )
+    return msgspec.structs.replace(axis, end_s=axis.end_s - left_s, tracks=tracks)
+
+
+def _name(span: Span, later: int = 0) -> tuple[str, int | None, int]:
+    return span.kind, span.chunk, (span.micro_batch or 0) + later
+
+
+def _periods(passes: Sequence[Span]) -> Iterator[tuple[float, int]]:
+    """(seconds, micro-batches) that a cycle may have: for each kind of pass, from the one in the middle to the first
+    later one that is as far from it as their neighbours are from each other."""
+    kinds: dict[tuple[str, int | None], list[Span]] = {}
+    for span in passes:
+        kinds.setdefault((span.kind, span.chunk), []).append(span)
+    for same in kinds.values():
+        middle = len(same) // 2
+        for later in range(1, min(len(same) - middle - 1, MOST_LATER)):
+            period_s = same[middle + later].start_s - same[middle].start_s
+            next_s = same[middle + later + 1].start_s - same[middle + 1].start_s
+            if period_s > 0 and abs(next_s - period_s) <= ALIKE * period_s:
+                yield period_s, later
+                break
+
+
+def _breaks(passes: Sequence[Span], period_s: float, later: int) -> list[float]:
+    """Where passes begin that do not come again a period later with a later micro-batch."""
+    there = {_name(span): span for span in passes}
+    found = []
+    for span in passes:
+        again = there.get(_name(span, later))
+        if again is None or abs(again.start_s - span.start_s - period_s) > ALIKE * period_s:
+            found.append(span.start_s)
+    return found
+
+
+def _longest_between(edges: Sequence[float]) -> tuple[float, float]:
+    return max(pairwise(edges), key=lambda pair: pair[1] - pair[0])
+
+
+def _cut(spans: Sequence[Span], from_s: float, to_s: float, left_s: float) -> Iterator[Span]:
+    """The spans without those that begin in a stretch; what comes after it comes so much earlier."""
+    for span in spans:
+        if not from_s <= span.start_s < to_s:
+            begin_s, end_s = (at - left_s if at >= to_s else at for at in (span.start_s, span.end_s))
+            yield msgspec.structs.replace(span, start_s=begin_s, end_s=end_s)
 
 
 def _told(case: Case, found: Timeline, profiles: Sequence[Profile]) -> tuple[str, ...]:
