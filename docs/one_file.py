@@ -120,8 +120,8 @@ def moments(ask: Question) -> dict[str, float]:
 
     # At the loss all activations are there: with logits, their fp32 copy, its log-softmax; then with the log-softmax,
     # its gradient, the copy's. FSDP has the head's weights, and in forward the buffer that they were gathered in.
-    turn = resident + m.layers * kept + head_copy + end + gathered_end
-    forward, backward = turn + m.layers * copies + normal + gathered_end, turn + m.layers * kept_copies
+    at_loss = resident + m.layers * kept + head_copy + end + gathered_end
+    forward, backward = at_loss + m.layers * copies + normal + gathered_end, at_loss + m.layers * kept_copies
     found = {
         "loss, forward": forward + (BF16 + FP32 + FP32) * logits,
         "loss, backward": backward + (FP32 + FP32 + FP32) * logits,
@@ -132,7 +132,7 @@ def moments(ask: Question) -> dict[str, float]:
         here = resident + below * (kept + kept_copies) + finished((m.table + done * m.layer) / ask.split) + stream
         # FSDP: this layer's weights, the buffer of the unit that is next, and the gradients of the last, being reduced.
         here += gathered + (gathered if below else gathered_end) + (gathered if done else gathered_end)
-        # Gradients of silu(gate) * up and of both factors; the first takes the place of what down kept, its input.
+        # Gradients of silu(gate) * up (in the place of what down kept, its input), of both factors, and of a matrix.
         products = T * (2 if ask.full else 3) * BF16 * F + made * m.hidden * F
         found[f"MLP, backward, {done} layers done"] = here + kept + kept_copies + again + products
         # The first norm's backward: six fp32 tensors and a 16-bit one. FSDP by then has the layer's gradients whole.

@@ -20,6 +20,8 @@ import pytest
 from planner.ask.fits import Verdict
 from tests.test_docs import PROJECT, commands, section
 
+pytestmark = pytest.mark.slow
+
 PAGE = PROJECT / "AGENTS.md"
 LINES = 60
 PATIENCE_S = 300
