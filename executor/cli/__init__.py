@@ -23,9 +23,10 @@ from executor.run.reap import standing
 from executor.system import environment
 from planner import __version__
 from planner.basics import command
+from planner.basics.display import broken
 from planner.basics.help_page import option
 from planner.basics.quoting import for_comment
-from planner.basics.saying import say
+from planner.basics.saying import say, terminal_width
 from planner.spec.plan import Plan, read_plan
 
 EXAMPLES = """
@@ -292,7 +293,7 @@ def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool)
     if as_json:
         say(lines.as_json(reports.SCHEMA, built, outside, tolerances))
     else:
-        say(render(built))
+        say(render(built, terminal_width()))
     return verdict(outside)
 
 
@@ -306,7 +307,7 @@ def status(folder: Path, as_json: bool) -> int:
         found = {"schema": "status/1", "run_dir": str(folder), "status": stands.status, "processes": stands.processes}
         say(msgspec.json.encode(found | {"exit_code": stands.exit_code, "message": stands.message}))
         return 0
-    say(f"{stands.status}: {stands.message}" if stands.message else stands.status)
+    say(broken(f"{stands.status}: {stands.message}" if stands.message else stands.status, terminal_width()))
     return 0
 
 
@@ -333,9 +334,9 @@ def _dry_run(
         machines = fleet_of(Path(options.hosts), plan, options.nodes, tell).used
         found, reached = ssh_run.dry_run(plan, options, machines, tell)
         lines = [f"{for_comment(f'node {node} is reached by')}\n{line}" for node, line in enumerate(reached)]
-        text = "\n".join([dryrun.as_text(found), "", *lines])
+        text = "\n".join([dryrun.as_text(found, width=terminal_width()), "", *lines])
         shown = msgspec.json.encode(msgspec.json.decode(dryrun.as_json(found)) | {"ssh": reached}) if as_json else text
     else:
         found = dryrun.dry_run(plan, options, tell)
-        shown = dryrun.as_json(found) if as_json else dryrun.as_text(found)
+        shown = dryrun.as_json(found) if as_json else dryrun.as_text(found, width=terminal_width())
     return shown, lambda folder: dryrun.write(found, folder)

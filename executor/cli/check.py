@@ -22,7 +22,7 @@ from executor.hosts.fleet import fleet_of
 from executor.preflight.preflight import PREFLIGHT, visible_gpus
 from executor.run.prepare import RunOptions, decided
 from planner.basics.help_page import PagedCommand, option
-from planner.basics.saying import say
+from planner.basics.saying import say, terminal_width
 from planner.spec import inputs
 from planner.spec.plan import read_plan
 
@@ -111,5 +111,5 @@ def check(
             cli_output.tell(f"this machine is checked as one of {wanted} nodes, for {made.processes} of {ranks} ranks")
             ranks = made.processes
         found = ask(checking.ThisMachine(), ranks=ranks)
-    say(table.as_json(found, names, made.plan) if as_json else table.as_text(found, names))
+    say(table.as_json(found, names, made.plan) if as_json else table.as_text(found, names, terminal_width()))
     return PREFLIGHT if found.failed else 0

@@ -29,7 +29,7 @@ from planner.basics.help_page import PagedCommand, option
 from planner.basics.output import check_file, check_folder
 from planner.basics.quantities import GB, TERA, format_seconds
 from planner.basics.quoting import for_shell
-from planner.basics.saying import say
+from planner.basics.saying import say, terminal_width
 from planner.calibrate.machine import INSIDE, known_gpu, link_names, reached
 from planner.calibrate.probe import Probe
 from planner.spec.plan import read_plan
@@ -76,7 +76,7 @@ def measure(
         )
     if list_only or output is None:
         listed = [measuring.Result(cell, refusal=cell.refusal) for cell in cells]
-        say(measure_text.as_json(listed, machine, output) if as_json else measure_text.listing(cells))
+        say(measure_text.as_json(listed, machine, output) if as_json else measure_text.listing(cells, terminal_width()))
         return 0
     results: list[measuring.Result] = []
     code = 0
@@ -88,7 +88,11 @@ def measure(
     except measuring.Stopped as stopped:
         code = stopped.code
         tell(f"stopped: {len(results)} of {len(cells)} cells are done. The same command continues from there.")
-    say(measure_text.as_json(results, machine, output) if as_json else measure_text.results_text(results))
+    say(
+        measure_text.as_json(results, machine, output)
+        if as_json
+        else measure_text.results_text(results, terminal_width())
+    )
     return code or measuring.exit_code(results)
 
 
@@ -199,7 +203,7 @@ def trace(
     if as_json:
         say(lines.as_json(traces.SCHEMA, built, outside, tolerances))
     else:
-        say(traces.render(built))
+        say(traces.render(built, terminal_width()))
         if kernels:
             say(tracekernels.as_preset(plan, built.kept))
     return verdict(outside)

@@ -26,9 +26,10 @@ from executor.run import attempts, dryrun, launch, reap, resume
 from executor.run.attempts import ResumePoint
 from executor.run.prepare import RunOptions, folder_checks
 from planner.basics import command
+from planner.basics.display import broken
 from planner.basics.errors import PlannerError
 from planner.basics.help_page import PagedCommand, option
-from planner.basics.saying import say
+from planner.basics.saying import say, terminal_width
 from planner.spec.plan import Plan, read_plan
 from planner.spec.record import RunRecord
 
@@ -208,7 +209,7 @@ def end(folder: Path, wait_s: float, yes: bool, trust_owner: bool) -> int:
     check_owner(folder, trust_owner)
     confirmed = partial(cli_output.confirm_hosts, folder, yes, "Add --yes")
     stands = reap.stop(folder, wait_s, cli_output.on_hosts(confirmed))
-    say(f"{stands.status}: {stands.message}" if stands.message else stands.status)
+    say(broken(f"{stands.status}: {stands.message}" if stands.message else stands.status, terminal_width()))
     return 0
 
 

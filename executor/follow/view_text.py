@@ -17,6 +17,7 @@ import msgspec
 from executor.folder import alive
 from executor.follow.view import CheckpointView, RankView, Restart, RunView
 from executor.watch.stragglers import sentence
+from planner.basics.display import broken
 from planner.basics.quantities import format_bytes, format_seconds
 from planner.basics.quoting import for_terminal
 
@@ -34,9 +35,9 @@ class Screen:
     _lines: int = 0
 
     def show(self, view: RunView) -> None:
-        """Draw it, cut to the terminal's size; the last look stays."""
+        """Draw it in the terminal's size, long lines broken between words; the last look stays."""
         columns, rows = shutil.get_terminal_size()
-        lines = [for_terminal(line)[: columns - 1] for line in screen(view, rows - 1)]
+        lines = _fitting(view, columns - 1, rows - 1)
         self.stream.write(UP.format(self._lines) * bool(self._lines) + ERASE_BELOW + "\n".join(lines) + "\n")
         self.stream.flush()
         self._lines = len(lines)
@@ -74,8 +75,20 @@ class Changes:
         return [*lines, summary(view) + saved]
 
 
-def screen(view: RunView, rows: int) -> list[str]:
-    """The view in at most `rows` lines: ranks that are behind, or silent for longest, come first if not all fit."""
+def _fitting(view: RunView, columns: int, rows: int) -> list[str]:
+    """The view's lines in a screen of that size; fewer ranks where others of its lines have to be broken."""
+    lines: list[str] = []
+    for _ in range(2):
+        room = rows - max(0, len(lines) - rows)
+        lines = [
+            part for line in screen(view, room, columns) for part in broken(for_terminal(line), columns).split("\n")
+        ]
+    return [line[:columns] for line in lines[:rows]]
+
+
+def screen(view: RunView, rows: int, columns: int | None = None) -> list[str]:
+    """The view in at most `rows` lines: ranks that are behind, or silent for longest, come first if not all fit. A
+    rank's line is without its last report's age where it would be longer than `columns`."""
     lines = [f"{view.run_dir} · {len(view.ranks)} rank{'s' * (len(view.ranks) != 1)}", summary(view)]
     if view.checkpoint is not None:
         at = view.checkpoint.time
@@ -88,7 +101,7 @@ def screen(view: RunView, rows: int) -> list[str]:
     if len(shown) > room:
         shown = sorted(shown, key=lambda one: (one.step, -(one.age_s or 0.0), one.rank))[:room]
     width = max((len(one.host) for one in shown), default=4)
-    lines += [f"  rank  {'host':{width}}  step  now", *(_rank(one, width) for one in shown)]
+    lines += [f"  rank  {'host':{width}}  step  now", *(_rank(one, width, columns) for one in shown)]
     if len(shown) < len(view.ranks):
         lines.append(f"  and {len(view.ranks) - len(shown)} ranks that are further ahead or reported later")
     return lines if view.over else [*lines, LEAVE]
@@ -126,8 +139,10 @@ def writer(as_json: bool) -> Screen | Changes:
     return Changes(sys.stdout, as_json)
 
 
-def _rank(one: RankView, width: int) -> str:
+def _rank(one: RankView, width: int, columns: int | None) -> str:
     now = one.stage or SILENT
+    short = f"  {one.rank:4d}  {one.host:{width}}  {one.step:4d}  {now}"
     if one.age_s is not None and one.stage != alive.END:
         now += f", reported {format_seconds(one.age_s) if one.age_s >= 1 else 'less than 1 s'} ago"
-    return f"  {one.rank:4d}  {one.host:{width}}  {one.step:4d}  {now}"
+    whole = f"  {one.rank:4d}  {one.host:{width}}  {one.step:4d}  {now}"
+    return short if columns is not None and len(whole) > columns else whole

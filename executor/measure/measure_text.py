@@ -15,7 +15,7 @@ from executor.measure.lines import FigureLine
 from executor.measure.machine import Machine
 from executor.measure.matrix import MatrixCell
 from executor.measure.measure import Result
-from planner.basics.display import table
+from planner.basics.display import Table, as_text
 from planner.basics.quantities import GIB, format_bytes, format_seconds
 
 SCHEMA = "measure/1"
@@ -72,7 +72,7 @@ def as_json(results: Sequence[Result], machine: Machine, output: Path | None) ->
     )
 
 
-def listing(cells: Sequence[MatrixCell]) -> str:
+def listing(cells: Sequence[MatrixCell], width: int | None = None) -> str:
     """The cells and their predictions, nothing run."""
     rows = []
     for cell in cells:
@@ -83,12 +83,12 @@ def listing(cells: Sequence[MatrixCell]) -> str:
         fits = cell.refusal or ("fits" if guess["fits"] else "out of memory expected")
         memory, step = _memory(guess["peak_memory_gib"]), format_seconds(guess["step_time_s"])
         rows.append((cell.id, memory, guess["peak_phase"], step, fits))
-    return table(("cell", "memory", "fullest in", "step", "predicted"), rows, left=1)
+    return as_text([Table(("cell", "memory", "fullest in", "step", "predicted"), tuple(rows))], width)
 
 
-def results_text(results: Sequence[Result]) -> str:
+def results_text(results: Sequence[Result], width: int | None = None) -> str:
     """Predicted beside measured, one line a cell."""
-    return table(HEAD, [_line(result) for result in results], left=1)
+    return as_text([Table(HEAD, tuple(_line(result) for result in results))], width)
 
 
 def progress(result: Result) -> str:

@@ -15,7 +15,7 @@ from executor.folder.rundir import Checkpointed
 from executor.measure.lines import FigureLine
 from executor.measure.report import SMALL_SHARE, MemoryReport, Report, TrafficReport
 from executor.watch import stragglers
-from planner.basics.display import table
+from planner.basics.display import Element, Table, as_text
 from planner.basics.quantities import format_bytes, format_seconds, format_volume
 from planner.spec.record import Attempt, BadStep
 
@@ -25,14 +25,14 @@ FormatFigure = Callable[[float], str]
 MISSING, UNMEASURED = "missing", "not measured"
 
 
-def titled(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def titled(title: str, head: Sequence[str], rows: Iterable[tuple[str, ...]]) -> list[Element]:
     """A table under its title."""
-    return f"{title}\n{table(head, rows)}"
+    return [title, Table(tuple(head), tuple(rows))]
 
 
 def comparison(
     title: str, first: str, seen: str, lines: Iterable[FigureLine], form: FormatFigure, absent: str = MISSING
-) -> str:
+) -> list[Element]:
     """Lines as a table, predicted beside `seen`; `first` names the column of names, `absent` stands for a figure that
     was not seen."""
     rows = [(line.name, *_figures(line, form, absent), error_text(line.error_percent)) for line in lines]
@@ -49,24 +49,31 @@ def named(line: FigureLine, name: str) -> FigureLine:
     return msgspec.structs.replace(line, name=name)
 
 
-def render(report: Report) -> str:
+def render(report: Report, width: int | None = None) -> str:
     """The report for people."""
+    return as_text(report_view(report), width)
+
+
+def report_view(report: Report) -> list[Element]:
+    """State, then memory, collectives and the step, predicted beside measured, then the whole run."""
     nodes = f"{report.nodes} node{'s' * (report.nodes > 1)}"
-    found = [f"{report.model} · {report.engine} · {report.world_size} ranks on {nodes} · {report.status}"]
+    found: list[Element] = [
+        f"{report.model} · {report.engine} · {report.world_size} ranks on {nodes} · {report.status}"
+    ]
     if report.message:
         found.append(report.message)
     if report.script is not None:
         if report.step_s.measured is None and report.memory.rank is None:
             how = "not measured (see docs/launching.md)"
-            return "\n".join([*found, f"your own script, {report.script}: {how}"])
+            return [*found, f"your own script, {report.script}: {how}"]
         found.append(f"your own script, {report.script}, compared with the plan's prediction for the built-in trainer")
     name = "median step time, unprobed machine" if report.probed is False else "median step time"
     found += [*_memory(report.memory), *_traffic(report.traffic)]
-    found.append(comparison("Step", "", "measured", [named(report.step_s, name)], format_seconds, UNMEASURED))
-    return "\n".join([*found, *_run(report)])
+    found += comparison("Step", "", "measured", [named(report.step_s, name)], format_seconds, UNMEASURED)
+    return [*found, *_run(report)]
 
 
-def _memory(memory: MemoryReport) -> Iterator[str]:
+def _memory(memory: MemoryReport) -> Iterator[Element]:
     where = (
         f"rank {memory.rank} on node {memory.node}, {memory.source}" if memory.rank is not None else "nothing measured"
     )
@@ -74,7 +81,7 @@ def _memory(memory: MemoryReport) -> Iterator[str]:
     sums.append(named(memory.peak, peak_name(memory)))
     absent = MISSING if memory.peak.measured is not None else UNMEASURED
     lines = [*memory.lines, *sums]
-    yield comparison(f"Live memory ({where})", "phase/term", "measured", lines, format_bytes, absent)
+    yield from comparison(f"Live memory ({where})", "phase/term", "measured", lines, format_bytes, absent)
     small = [line for line in memory.small if line.predicted or line.measured]
     if small:
         shown = "; ".join(f"{line.name} {' / '.join(_figures(line, format_bytes, absent))}" for line in small)
@@ -84,11 +91,11 @@ def _memory(memory: MemoryReport) -> Iterator[str]:
         yield f"  the device's allocator saw: {shown}"
 
 
-def _traffic(traffic: TrafficReport) -> Iterator[str]:
+def _traffic(traffic: TrafficReport) -> Iterator[Element]:
     title = f"Collectives of one step, payload (rank {'n/a' if traffic.rank is None else traffic.rank})"
     sums = [named(traffic.payload, "all payload"), named(traffic.wire, "on the wire, per rank")]
     absent = MISSING if traffic.payload.measured is not None else UNMEASURED
-    yield comparison(title, CALLS, "measured", [*traffic.lines, *sums], format_volume, absent)
+    yield from comparison(title, CALLS, "measured", [*traffic.lines, *sums], format_volume, absent)
     if traffic.wire_headers is not None and traffic.wire.measured:
         headers, share = traffic.wire_headers, traffic.wire_headers / traffic.wire.measured
         yield f"  measured on the wire with the packets' headers, about {format_volume(headers)} ({share:.2%})"

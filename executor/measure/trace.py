@@ -24,6 +24,7 @@ from executor.measure.report import MemoryReport, TrafficReport
 from executor.measure.report_text import CALLS, comparison, named, peak_name, titled
 from executor.preflight import preflight
 from executor.watch.supervise import received_signals
+from planner.basics.display import as_text
 from planner.basics.errors import PlannerError
 from planner.basics.quantities import format_bytes, format_seconds, format_volume
 from planner.basics.reading import read_bytes
@@ -191,7 +192,7 @@ def compared(plan: Plan, traced: Traced) -> TraceReport:
     )
 
 
-def render(report: TraceReport) -> str:
+def render(report: TraceReport, width: int | None = None) -> str:
     """The report for people."""
     layers = " and ".join(map(str, report.traced_layers))
     of = f" of {report.model_layers}" if report.traced_layers != (report.model_layers,) else ""
@@ -205,12 +206,12 @@ def render(report: TraceReport) -> str:
     parts = (
         f"{report.model} · {report.engine} · rank {report.rank} of {report.world_size} · "
         f"{layers}{of} layers traced on fake tensors in {format_seconds(report.seconds)}",
-        comparison("Live memory", "phase/term", "traced", [*memory.lines, peak], format_bytes),
-        titled("Fullest moments", ("phase", "live", "operation", "module"), moments),
-        comparison(title, CALLS, "traced", [*traffic.lines, payload], format_volume),
+        *comparison("Live memory", "phase/term", "traced", [*memory.lines, peak], format_bytes),
+        *titled("Fullest moments", ("phase", "live", "operation", "module"), moments),
+        *comparison(title, CALLS, "traced", [*traffic.lines, payload], format_volume),
         f"not seen: {'; '.join(report.unseen)}",
     )
-    return "\n".join(parts)
+    return as_text(parts, width)
 
 
 def _traced(plan_file: Path, rank: int, flags: list[str]) -> Traced:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from executor.run.prepare import PreparedRun, RunOptions, decided, files_of, fol
 from executor.system.environment import inherited, masked
 from executor.watch.supervise import Echo
 from planner import __version__
+from planner.basics.display import broken
 from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_comment, for_shell
 from planner.parallelism.backend import Backend, LaunchSpec, NodeCommand
@@ -37,6 +38,8 @@ OF_MACHINES = ("devices",)
 """Checks that say whether this machine is one that the plan is for."""
 SCRIPT = "node-{}.sh"
 ANY_MASTER = "HOST"
+CONTINUED = " \\"
+"""At the end of a line of a shell that goes on."""
 
 
 @dataclass(frozen=True)
@@ -194,32 +197,49 @@ def as_json(found: DryRun, environment: Mapping[str, str] = os.environ) -> bytes
     return msgspec.json.encode(whole)
 
 
-def as_text(found: DryRun, environment: Mapping[str, str] = os.environ) -> str:
-    """The dry run as text: all lines but comments can be copied into a shell."""
-    lines = [for_comment(f"run folder: {found.ready.options.run_dir} (nothing is started)")]
+def as_text(found: DryRun, environment: Mapping[str, str] = os.environ, width: int | None = None) -> str:
+    """The dry run as text: all lines but comments can be copied into a shell. Where there is a width, comments and
+    commands go on in further lines."""
+
+    def note(text: str) -> str:
+        return for_comment(broken(text, None if width is None else width - len("# ")))
+
+    lines = [note(f"run folder: {found.ready.options.run_dir} (nothing is started)")]
     for name, text in _files(found).items():
-        lines += ["", for_comment(f"file {name}"), text.rstrip()]
+        lines += ["", note(f"file {name}"), broken(text, width) if name == rundir.PLAN else text.rstrip()]
     kept = " ".join(sorted(inherited(environment)))
-    lines += ["", for_comment(f"every node inherits {kept}, and nothing else of this environment")]
+    lines += ["", note(f"every node inherits {kept}, and nothing else of this environment")]
     hosts = found.ready.hosts.hosts
     if found.elsewhere:
         names = f"{hosts[0].name} to {hosts[-1].name}" if len(hosts) > 1 else hosts[0].name
-        lines += [for_comment(f"{names}: your own hosts, each with the folder that --output writes, shared or copied")]
+        lines += [note(f"{names}: your own hosts, each with the folder that --output writes, shared or copied")]
     for one in found.commands:
-        lines += ["", for_comment(f"node {one.node} ({hosts[one.node].name})")]
+        lines += ["", note(f"node {one.node} ({hosts[one.node].name})")]
         if found.elsewhere:
             lines += [
                 join_command(found, one.node),
-                "# which starts this command there, with addresses and interface of the host:",
+                note("which starts this command there, with addresses and interface of the host:"),
             ]
-        started = [*(f"{name}={for_shell([value])} \\" for name, value in one.env.items()), for_shell(one.argv)]
+        started = [*(f"{name}={for_shell([value])} \\" for name, value in one.env.items()), _command(one.argv, width)]
         lines += [for_comment(f"  {line}") for line in started] if found.elsewhere else started
     if not found.elsewhere:
         joined = f"on your own hosts, each with the folder that --output writes: {join_command(found, 0)}"
-        lines += ["", for_comment(joined)]
+        lines += ["", note(joined)]
     if found.unchecked:
-        lines += ["", "# different on this machine, or not checked here:"]
-        lines += [for_comment(f"  {name}: {sentence}") for name, sentence in found.unchecked.items()]
+        lines += ["", note("different on this machine, or not checked here:")]
+        lines += [note(f"  {name}: {sentence}") for name, sentence in found.unchecked.items()]
+    return "\n".join(lines)
+
+
+def _command(argv: Sequence[str], width: int | None) -> str:
+    """A command line, in several lines of the shell where it is longer than `width`."""
+    lines = [""]
+    for word in map(for_shell, ([one] for one in argv)):
+        if width is not None and lines[-1] and len(lines[-1]) + len(word) + len(" " + CONTINUED) > width:
+            lines[-1] += CONTINUED
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
     return "\n".join(lines)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from planner.basics.quoting import for_terminal
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Columns as wide as their widest cell, the first `left` of them flush left, the others flush right."""
@@ -66,16 +68,51 @@ ITEM_LINE = 110
 ITEM = "- "
 
 
+class ColourColumns(int):
+    """Columns of a terminal that shows colours."""
+
+
+class Coloured(str):
+    """A text with escapes of its own for colours, and what else would have moved a cursor shown as escapes."""
+
+    __slots__ = ()
+
+
+VERDICT_HEAD = "fits"
+VERDICT_COLOURS = {"yes": "green", "likely": "green", "close": "yellow", "no": "red"}
+
+
 def as_text(elements: Iterable[Element], width: int | None = None) -> str:
     """Elements one below the other in plain characters, in lines of at most `width` where that is given: a table drops
-    columns, then gives each row two lines; sentences are broken between words. No cell and no word is cut."""
-    return "\n".join(_table_text(one, width) if isinstance(one, Table) else broken(one, width) for one in elements)
+    columns, then gives each row two lines; sentences are broken between words. No cell and no word is cut. On a
+    terminal that shows colours, heads are bold and verdicts coloured."""
+    coloured = isinstance(width, ColourColumns)
+    texts = []
+    for one in elements:
+        lines, heads = _table_lines(one, width) if isinstance(one, Table) else (broken(one, width).split("\n"), 0)
+        lines = for_terminal("\n".join(lines)).split("\n") if coloured else lines
+        texts.append(_painted(lines, heads) if coloured and heads else "\n".join(lines))
+    return Coloured("\n".join(texts)) if coloured else "\n".join(texts)
 
 
-def _table_text(one: Table, width: int | None) -> str:
-    if width is None:
-        return table(one.head, one.rows, one.left)
-    return _fitting(one, width) or _folded(one, width)
+def _painted(lines: list[str], heads: int) -> str:
+    """A table's lines with its `heads` first ones bold, and in colour the verdicts that end where their head ends."""
+    from click import style  # where something is coloured
+
+    place = max(line.rfind(VERDICT_HEAD) for line in lines[:heads])
+    end = place + len(VERDICT_HEAD) if place >= 0 else 0
+    texts = [style(line, bold=True) for line in lines[:heads]]
+    for line in lines[heads:]:
+        begin = line.rfind(" ", 0, end) + 1
+        colour = VERDICT_COLOURS.get(line[begin:end])
+        texts.append(f"{line[:begin]}{style(line[begin:end], fg=colour)}{line[end:]}" if colour else line)
+    return "\n".join(texts)
+
+
+def _table_lines(one: Table, width: int | None) -> tuple[list[str], int]:
+    """A table's lines, and how many of them are its head."""
+    text = table(one.head, one.rows, one.left) if width is None else _fitting(one, width)
+    return (text.split("\n"), 1) if text or width is None else _folded(one, width)
 
 
 def _fitting(one: Table, width: int) -> str:
@@ -92,21 +129,20 @@ def _fits(text: str, width: int) -> bool:
     return max(map(len, text.split("\n"))) <= width
 
 
-def _folded(one: Table, width: int) -> str:
-    """The names of each row, and below them its figures."""
+def _folded(one: Table, width: int) -> tuple[list[str], int]:
+    """The names of each row, and below them its figures; and how many lines are the head."""
     names, figures = one.between(0, one.left), one.between(one.left, len(one.head))
     named = table(names.head, names.rows, names.left).split("\n")
     if not figures.head or not _fits("\n".join(named), width):
         named = _rows_of_names(names, width)
-    if not figures.head:
-        return "\n".join(named)
     room = width - len(INDENT)
-    fitting = _fitting(figures, room)
+    fitting = _fitting(figures, room) if figures.head else ""
     under = fitting.split("\n") if fitting else ["", *_each_named(figures, room)]
-    lines = []
-    for name, cells in zip(named, under, strict=True):
-        lines += [name, *(INDENT + line for line in cells.split("\n") if line)]
-    return "\n".join(line.rstrip() for line in lines)
+    rows = [
+        [line.rstrip() for line in (*name.split("\n"), *(INDENT + line for line in cells.split("\n") if line))]
+        for name, cells in zip(named, under, strict=True)
+    ]
+    return [line for row in rows for line in row], len(rows[0])
 
 
 def _each_named(figures: Table, width: int) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from planner.basics import completion
 from planner.basics.saying import say
 
 SECTIONS = ("question", "layout", "numbers", "run", "output")
@@ -24,6 +25,8 @@ WIDEST_NAMES = 30
 
 METAVARS = {click.types.IntParamType: "N", click.types.FloatParamType: "X", click.Path: "PATH"}
 """What stands for a value that has no other word."""
+PATHS = ("FILE", "DIR", "PLAN", "RUN")
+"""Values that a shell completes as paths."""
 BETWEEN = re.compile(r"(?<=[.?])\s+|\s+(?=\(default|\[)")
 """Between sentences, and before a default or a range in brackets."""
 
@@ -32,6 +35,8 @@ class SectionedOption(click.Option):
     """An option with its section of the help; the first page shows it where it is used `often`."""
 
     def __init__(self, *args: Any, section: str, often: bool = False, **kwargs: Any) -> None:
+        if kwargs.get("metavar") in PATHS:
+            kwargs.setdefault("shell_complete", completion.paths)
         super().__init__(*args, **kwargs)
         self.section, self.often = section, often
         if self.metavar is None and not self.is_flag:

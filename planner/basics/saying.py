@@ -5,11 +5,18 @@ Not here: what is said, or drawings of whole screens (views/cells/map.py, execut
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
 
+from planner.basics.display import ColourColumns, Coloured, broken
 from planner.basics.quoting import for_terminal, in_json
+
+
+def colours_off() -> bool:
+    """Whether colours are turned off (https://no-color.org), or the terminal has none."""
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
 def terminal_width() -> int | None:
@@ -18,9 +25,15 @@ def terminal_width() -> int | None:
         return None
     from shutil import get_terminal_size  # heeds COLUMNS
 
-    return get_terminal_size().columns
+    columns = get_terminal_size().columns
+    return columns if colours_off() else ColourColumns(columns)
 
 
 def say(text: str | bytes, *, err: bool = False, nl: bool = True) -> None:
     """Print a text for people, or encoded JSON (bytes), each with its escapes."""
-    click.echo(in_json(text) if isinstance(text, bytes) else for_terminal(text), err=err, nl=nl)
+    shown = in_json(text) if isinstance(text, bytes) else text if isinstance(text, Coloured) else for_terminal(text)
+    if err and isinstance(shown, str) and sys.stderr.isatty():
+        from shutil import get_terminal_size
+
+        shown = broken(shown, get_terminal_size().columns)
+    click.echo(shown, err=err, nl=nl)

@@ -7,14 +7,14 @@ Numbers arrive as text, so that refusals read alike (options.py). Not here: any 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from planner import __version__
-from planner.basics import command
+from planner.basics import command, completion
 from planner.basics.errors import PlannerError
 from planner.basics.help_page import PagedCommand, SectionedOption, option
 from planner.basics.output import may_write
@@ -22,6 +22,8 @@ from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from planner.spec.options import Option
 
 NOTHING_FITS = 3
@@ -106,7 +108,35 @@ def _param(option: Option) -> click.Option:
             return add(names, type=words(option.choices), help=option.help)
         told = f"{option.help} One of {', '.join(option.choices)}."
         return add(names, type=words(option.choices), metavar="NAME", help=told)
+    if option.presets:
+        add = partial(add, shell_complete=preset_names(*option.presets))
     return add(names, metavar=METAVARS[option.kind], multiple=option.kind == "folders", help=option.help)
+
+
+def preset_names(*kinds: str) -> completion.Complete:
+    """A shell's completion by presets of these kinds, their aliases, or paths; an engine stands for a runtime."""
+
+    def known(context: click.Context) -> Iterator[str]:
+        from planner.spec import presets
+        from planner.spec.engines import ENGINES
+
+        given = context.params
+        folders = given.get("presets") or given.get("folders") or ()
+        for kind in kinds:
+            yield from (*presets.names(kind, folders=folders), *presets.aliases(kind, folders=folders))
+            yield from ENGINES if kind == "runtimes" else ()
+
+    return completion.names(known, or_paths=True)
+
+
+def _kinds(_: click.Context) -> Iterable[str]:
+    from planner.spec.presets import KINDS
+
+    return KINDS
+
+
+def _of_kind(context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem | str]:
+    return preset_names(context.params.get("kind") or "")(context, param, incomplete)
 
 
 OUTPUT_OPTIONS = (
@@ -212,8 +242,8 @@ def explore(as_json: bool, **given: Any) -> int:
 
 
 @planner.command("presets", example="planner presets models 7b")
-@click.argument("kind", required=False)
-@click.argument("name", required=False)
+@click.argument("kind", required=False, shell_complete=completion.names(_kinds))
+@click.argument("name", required=False, shell_complete=_of_kind)
 @option("numbers", "--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
 @JSON_OPTION
 def list_presets(kind: str | None, name: str | None, folders: tuple[str, ...], as_json: bool) -> int:
@@ -249,7 +279,7 @@ def list_backends(as_json: bool) -> int:
 
 
 @planner.command("schema", example="planner schema plan")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completion.names(lambda _: ("plan", "run", "row")))
 @JSON_OPTION
 def show_schema(name: str | None, as_json: bool) -> int:
     """The JSON Schema of NAME: plan, run or row. Without NAME, where their files are."""
@@ -272,7 +302,7 @@ def show_schema(name: str | None, as_json: bool) -> int:
 
 
 @planner.command("groups", example="planner groups plan.json")
-@click.argument("plan_file", metavar="PLAN")
+@click.argument("plan_file", metavar="PLAN", shell_complete=completion.paths)
 @JSON_OPTION
 def show_groups(plan_file: str, as_json: bool) -> int:
     """Which ranks of PLAN form which group, by node and local rank."""
@@ -297,7 +327,7 @@ def show_groups(plan_file: str, as_json: bool) -> int:
 
 
 @planner.command(example="planner show plan.json --svg plan.svg")
-@click.argument("plan_file", metavar="PLAN")
+@click.argument("plan_file", metavar="PLAN", shell_complete=completion.paths)
 @option("output", "--svg", often=True, metavar="FILE", help="Write the drawing as a picture, too.")
 @option("output", "--force", is_flag=True, help="Overwrite an existing picture.")
 @JSON_OPTION

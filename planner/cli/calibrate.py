@@ -10,15 +10,16 @@ from pathlib import Path
 
 import click
 
+from planner.basics.completion import paths
 from planner.basics.help_page import PagedCommand, option
 from planner.basics.output import may_write
-from planner.basics.saying import say
-from planner.cli import JSON_OPTION
+from planner.basics.saying import say, terminal_width
+from planner.cli import JSON_OPTION, preset_names
 from planner.spec.calibration import DEFAULT
 
 
 @click.command(cls=PagedCommand, example="planner calibrate rows.jsonl -o mine.toml")
-@click.argument("measurements", metavar="MEASUREMENTS...", nargs=-1, required=True)
+@click.argument("measurements", metavar="MEASUREMENTS...", nargs=-1, required=True, shell_complete=paths)
 @option(
     "output",
     "-o",
@@ -28,7 +29,15 @@ from planner.spec.calibration import DEFAULT
     help="Write the calibration: planner estimate --calibration FILE.toml.",
 )
 @option("output", "--force", is_flag=True, help="Overwrite an existing file.")
-@option("numbers", "--based-on", metavar="NAME", default=DEFAULT, show_default=True, help="Where nothing is fitted.")
+@option(
+    "numbers",
+    "--based-on",
+    metavar="NAME",
+    default=DEFAULT,
+    show_default=True,
+    help="Where nothing is fitted.",
+    shell_complete=preset_names("calibrations"),
+)
 @option("numbers", "--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
 @JSON_OPTION
 def calibrate(
@@ -61,5 +70,5 @@ def calibrate(
     if output is not None:
         write_whole(output, report.file_text(found, "Written by planner calibrate.").encode())
         say(f"wrote {output}", err=True)
-    say(msgspec.json.encode(report.answer_dict(found)) if as_json else view.calibrate_text(found))
+    say(msgspec.json.encode(report.answer_dict(found)) if as_json else view.calibrate_text(found, terminal_width()))
     return 0

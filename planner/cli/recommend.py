@@ -12,8 +12,9 @@ from typing import Any
 import click
 import msgspec
 
-from planner.ask import options
+from planner.ask import launchable, options
 from planner.basics.command import OneOf
+from planner.basics.completion import names
 from planner.basics.help_page import SectionedOption, option
 from planner.basics.output import may_write
 from planner.basics.progress import Cancelled
@@ -71,7 +72,13 @@ class Recommending(QuestionCommand):
     option(
         "output", "--why-not", often=True, metavar="LAYOUT", help="What excludes dp_shard=8,tp=4? Else as in the best."
     ),
-    option("layout", "--backend", metavar="NAME", help="Only what this backend launches."),
+    option(
+        "layout",
+        "--backend",
+        metavar="NAME",
+        help="Only what this backend launches.",
+        shell_complete=names(lambda _: launchable.OWN),
+    ),
     ANY_RUNTIME_OPTION,
     option(
         "numbers",

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from planner.basics.completion import paths
 from planner.basics.help_page import PagedCommand, SectionedOption, option
 from planner.basics.output import may_write
 from planner.basics.saying import say, terminal_width
@@ -151,7 +152,7 @@ def cost(any_runtime: bool | None, save: str | None, force: bool, as_json: bool,
 
 
 @click.command(cls=PagedCommand, example="planner compare plan.json half.json")
-@click.argument("plan_files", metavar="PLAN...", nargs=-1)
+@click.argument("plan_files", metavar="PLAN...", nargs=-1, shell_complete=paths)
 @JSON_OPTION
 def compare(plan_files: tuple[str, ...], as_json: bool) -> int:
     """Plans side by side: inputs, memory, bytes, step, tokens/s."""

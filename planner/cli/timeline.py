@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from planner.ask import options
+from planner.basics.completion import paths
 from planner.basics.errors import PlannerError
 from planner.basics.help_page import option
 from planner.basics.output import may_write, write_whole
@@ -53,7 +54,7 @@ TIMELINE_OPTIONS = (
 
 
 @click.command(cls=QuestionCommand, example="planner timeline plan.json")
-@click.argument("plan_file", metavar="[PLAN]", required=False)
+@click.argument("plan_file", metavar="[PLAN]", required=False, shell_complete=paths)
 @with_options(*TIMELINE_OPTIONS, SAVE_OPTION, JSON_OPTION)
 def show_timeline(
     plan_file: str | None,

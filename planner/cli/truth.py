@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from planner.basics.completion import paths
 from planner.basics.help_page import PagedCommand, option
 from planner.basics.output import may_write
-from planner.basics.saying import say
-from planner.cli import JSON_OPTION
+from planner.basics.saying import say, terminal_width
+from planner.cli import JSON_OPTION, preset_names
 from planner.spec.calibration import DEFAULT
 
 if TYPE_CHECKING:
@@ -25,10 +26,11 @@ MOST_TOLD = 5
 
 
 @click.command(cls=PagedCommand, example="planner replay rows.jsonl")
-@click.argument("files", metavar="ROWS...", nargs=-1, required=True)
+@click.argument("files", metavar="ROWS...", nargs=-1, required=True, shell_complete=paths)
 @option(
     "numbers",
     "--calibration",
+    shell_complete=preset_names("calibrations"),
     metavar="NAME",
     default=DEFAULT,
     show_default=True,
@@ -101,7 +103,7 @@ def answer(
         lines = [msgspec.json.encode(view.row_dict(one)) for one in rows]
         write_whole(output, b"\n".join([*lines, b""]))
         say(f"wrote {output}", err=True)
-    say(view.as_json(rows, found, calibration) if as_json else view.replay_text(found, calibration))
+    say(view.as_json(rows, found, calibration) if as_json else view.replay_text(found, calibration, terminal_width()))
     return 0
 
 
@@ -136,5 +138,5 @@ def _kernels(files: tuple[str, ...], folders: tuple[str, ...], output: str | Non
         lines = [msgspec.json.encode(view.row_dict(*both)) for both in zip(rows, answers, strict=True)]
         write_whole(output, b"\n".join([*lines, b""]))
         say(f"wrote {output}", err=True)
-    say(view.as_json(rows, answers, found) if as_json else view.text(rows, answers, found))
+    say(view.as_json(rows, answers, found) if as_json else view.text(rows, answers, found, terminal_width()))
     return 0

@@ -5,7 +5,7 @@ Not here: any figure (planner/calibrate).
 
 from __future__ import annotations
 
-from planner.basics.display import table
+from planner.basics.display import Element, Table, as_text
 from planner.calibrate.report import Calibrated, ErrorLine, OfSource
 from planner.calibrate.statistics import RelativeErrors
 from planner.spec.calibration import Calibration
@@ -14,23 +14,23 @@ SOURCE_HEAD = ("", "source", "n", "model left out", "source left out", "GPU left
 HEAD = ("", "runtime", "device", "n", "before", "fitted", "model left out", "source left out", "GPU left out")
 
 
-def calibrate_text(found: Calibrated) -> str:
+def calibrate_text(found: Calibrated, width: int | None = None) -> str:
     """Errors by group, then what kept its default and what was not used."""
     made = found.calibration
     used = f"{found.samples} measurements of training steps, {found.collectives} of collectives"
     used += f", {found.probes} probes" if found.probes else ""
-    parts = [f"calibration {made.name}, based on {made.based_on}: {entry_count(made)} entries of {used}"]
+    parts: list[Element] = [f"calibration {made.name}, based on {made.based_on}: {entry_count(made)} entries of {used}"]
     if found.lines:
         about = (
             "|predicted / measured - 1|, median / ninth decile. Left out: predicted without its model, source or GPU."
         )
-        parts += ["", about, "", table(HEAD, [row_text(one) for one in found.lines], 3)]
+        parts += ["", about, "", Table(HEAD, tuple(row_text(one) for one in found.lines), 3)]
     if found.kept:
         parts += ["", "Kept as they were:", *(f"  {line}" for line in found.kept)]
     if found.unused:
         parts += ["", "Not used:"]
         parts += [f"  {count:5d}  {reason}" for count, reason in _by_count(found.unused)]
-    return "\n".join(parts)
+    return as_text(parts, width)
 
 
 def entry_count(made: Calibration) -> int:

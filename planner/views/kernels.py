@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from planner.basics.display import table
+from planner.basics.display import Element, Table, as_text
 from planner.calibrate.kernels.predict import RowPrediction
 from planner.calibrate.kernels.score import KernelErrors
 from planner.calibrate.kernels.tables import KernelRow
@@ -21,25 +21,27 @@ MOST_REASONS = 12
 MICRO = 1e6
 
 
-def text(rows: Sequence[KernelRow], answers: Sequence[RowPrediction], found: Sequence[KernelErrors]) -> str:
+def text(
+    rows: Sequence[KernelRow], answers: Sequence[RowPrediction], found: Sequence[KernelErrors], width: int | None = None
+) -> str:
     """How many were predicted, how far off they are by GPU and kind, and why the others were not."""
     predicted = sum(answer.predicted_s is not None for answer in answers)
-    head = ["GPU", "kernel", "rows", "compared", "error, median", "p90", "predicted / measured", "numbers of"]
-    lines = [
-        [
+    head = ("GPU", "kernel", "rows", "compared", "error, median", "p90", "predicted / measured", "numbers of")
+    lines = tuple(
+        (
             one.gpu or "not said", one.kind, str(one.rows), str(one.compared), _percent(one.median), _percent(one.p90),
             "n/a" if one.factor is None else f"{one.factor:.2f}", one.measured_on or "nobody",
-        ]
+        )
         for one in found
-    ]  # fmt: skip
-    parts = [f"{predicted} of {len(rows)} kernels predicted.", "", table(head, lines, left=2)]
+    )  # fmt: skip
+    parts: list[Element] = [f"{predicted} of {len(rows)} kernels predicted.", "", Table(head, lines, left=2)]
     reasons = Counter(answer.skipped for answer in answers if answer.skipped)
     if reasons:
         parts += ["", "NOT PREDICTED"]
         parts += [f"{count:6}  {reason}" for reason, count in reasons.most_common(MOST_REASONS)]
         if (more := len(reasons) - MOST_REASONS) > 0:
             parts.append(f"{more} reasons more.")
-    return "\n".join(parts)
+    return as_text(parts, width)
 
 
 def as_json(rows: Sequence[KernelRow], answers: Sequence[RowPrediction], found: Sequence[KernelErrors]) -> bytes:

@@ -28,7 +28,7 @@ def phase_text(found: PhaseExplanation, width: int | None = None) -> str:
 
 
 def phase_view(found: PhaseExplanation) -> list[Element]:
-    """One phase as two tables and its formulas."""
+    """One phase as a table with its formulas, and last what would make it smaller."""
     stage = f", pipeline stage {found.stage}" if found.stage else ""
     shown = [part for part in found.parts if part.bytes >= SHOWN * found.total_bytes]
     rows = [
@@ -44,12 +44,11 @@ def phase_view(found: PhaseExplanation) -> list[Element]:
         parts.append(f"and {len(small)} smaller, {format_bytes(sum(part.bytes for part in small))}")
     if told := beside_text(found.beside):
         parts.append(f"on the card beside it {told}")
-    parts += ["", "WHAT WOULD MAKE IT SMALLER", _levers(found)]
     if found.formulas:
         from planner.decide.explanation import tree_text  # an estimate's text has no formulas
 
         parts += ["", tree_text(FormulaCall("formulas", "", "", "", steps=list(found.formulas)))]
-    return parts
+    return [*parts, "", "WHAT WOULD MAKE IT SMALLER", _levers(found)]
 
 
 def beside_text(beside: Mapping[str, float]) -> str:

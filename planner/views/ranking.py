@@ -36,8 +36,8 @@ def ranking_text(
 
 
 def ranking_view(reached: Reached, why_not: WhyNot | None = None, *, verbose: bool = False) -> list[Element]:
-    """Objective, table, notes, verdict, counts, Pareto front, the named layout, and the reasons; `verbose` also counts
-    what each rule turned away."""
+    """Objective, table, notes, counts, Pareto front, reasons, the named layout, and last the verdict; `verbose` also
+    counts what each rule turned away."""
     found = reached.found
     shown = found.estimates
     parts: list[Element] = [headline(found.question), *_objective(reached), ""]
@@ -47,7 +47,7 @@ def ranking_view(reached: Reached, why_not: WhyNot | None = None, *, verbose: bo
         head = "layout" if len(shown) == 1 else "layout, then what differs"
         parts += [layouts_table(shown, found.recommended, texts, head), ""]
     parts += dict.fromkeys(f"{one.name}: {note}." for one in shown for note in _notes(one, found))
-    parts += [*assumed_text(found.question, shown), *verdicts_text(shown), *verdict_text(found, reached.fitted)]
+    parts += [*assumed_text(found.question, shown), *verdicts_text(shown)]
     if shown:
         case = shown[0].case
         told = advice_text(advice(case.model, case.job, case.cluster))
@@ -55,9 +55,10 @@ def ranking_view(reached: Reached, why_not: WhyNot | None = None, *, verbose: bo
     parts += counts_text(found, verbose=verbose)
     if found.front:
         parts += ["", *_front(found)]
+    parts += why_text(found)
     if why_not is not None:
         parts += ["", f"Why not {layout_text(why_not.layout)} ({_batch(why_not.layout)})? {why_not.sentence}"]
-    return [*parts, *why_text(found)]
+    return [*parts, "", *verdict_text(found, reached.fitted)]
 
 
 def _objective(reached: Reached) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from planner.basics.display import table
+from planner.basics.display import Element, Table, as_text
 from planner.calibrate.predict import Replayed
 from planner.calibrate.score import Summary
 from planner.calibrate.tables import tables
@@ -18,13 +18,13 @@ from planner.calibrate.tables import tables
 SCHEMA = "replay/1"
 
 
-def replay_text(found: Summary, calibration: str) -> str:
+def replay_text(found: Summary, calibration: str, width: int | None = None) -> str:
     """What was replayed, and every table."""
     rows, predicted = (sum(counts[place] for counts in found.rows.values()) for place in (0, 1))
-    parts = [f"{predicted} of {rows} rows predicted, calibration {calibration}."]
+    parts: list[Element] = [f"{predicted} of {rows} rows predicted, calibration {calibration}."]
     for one in tables(found):
-        parts += ["", one.title.upper(), table(one.head, one.rows, left=one.left)]
-    return "\n".join(parts)
+        parts += ["", one.title.upper(), Table(tuple(one.head), tuple(map(tuple, one.rows)), one.left)]
+    return as_text(parts, width)
 
 
 def as_json(replayed: Sequence[Replayed], found: Summary, calibration: str) -> bytes:

@@ -182,7 +182,7 @@ def answer_text(found: Answer, width: int | None = None) -> str:
 
 
 def answer_view(found: Answer) -> list[Element]:
-    """The table of strategies, why some do not fit or are not there, the recommendation, and the reasons for it."""
+    """The table of strategies, why some do not fit or are not there, the reasons, and last the recommendation."""
     parts: list[Element] = [headline(found.question), ""]
     if found.estimates:
         parts += [layouts_table(found.estimates, found.recommended), ""]
@@ -194,8 +194,9 @@ def answer_view(found: Answer) -> list[Element]:
     parts += [
         *assumed_text(found.question, found.estimates),
         *verdicts_text(found.estimates),
-        *verdict_text(found),
         *why_text(found),
+        "",
+        *verdict_text(found),
     ]
     return parts
 

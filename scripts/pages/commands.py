@@ -20,6 +20,17 @@ All commands of `planner` and `executor`, with every option, as their `--help-al
 `make docs` writes this page; a test compares it with the commands.
 What exit codes mean is in [architecture](architecture.md#the-commands-contract).
 
+## Completion in a shell
+
+The tab key completes commands, options and values: choices, names of models, GPUs, clusters and engines, and files.
+In bash 4.4 or later, add these lines to `~/.bashrc`.
+For zsh, write `zsh_source` for `bash_source` and add them to `~/.zshrc`.
+
+```bash
+eval "$(_PLANNER_COMPLETE=bash_source planner)"
+eval "$(_EXECUTOR_COMPLETE=bash_source executor)"
+```
+
 ## Options of a question
 
 Every command that asks a question takes these options of model, cluster, job and layout.

@@ -218,3 +218,16 @@ def test_processes_are_not_looked_for_where_the_launcher_is_seen(folder, monkeyp
     launched(folder)
     monkeypatch.setattr(processes, "processes_of", lambda _: pytest.fail("looked"))
     assert Lookout(folder).look().status == "starting"
+
+
+@pytest.mark.parametrize("columns", [24, 40, 80])
+def test_a_line_that_is_longer_than_the_terminal_is_broken_between_words(columns: int, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", "24")
+    out = io.StringIO()
+    view = msgspec.structs.replace(made(2), message="rank 1 on node a did not answer for a minute and is gone")
+    Screen(out).show(view)
+
+    lines = out.getvalue().removeprefix("\r\x1b[J").splitlines()
+    assert max(map(len, lines)) < columns and len(lines) < 24
+    assert set(view.message.split()) <= set(" ".join(lines).split())

@@ -5,27 +5,19 @@ Questions are drawn: a few in the quick tests, 200 in the long ones. Not here: w
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import re
-import struct
-import subprocess
-import sys
-import termios
 from collections.abc import Iterator
-from functools import cache
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from screens import COLUMNS, FOLDER, SCREENS, in_terminal, prepare
+from screens import drawn as drawn_screen
 from test_one_star import Given, asked, drawn
 
 import planner as library
 from planner.basics.display import INDENT, Element, Table, as_text, elements_of
 
 WIDTHS = (80, 100, 120)
-PROJECT = Path(__file__).parents[2]
 
 
 def answers(given: Given) -> Iterator[list[Element]]:
@@ -83,70 +75,29 @@ def test_a_table_drops_columns_in_their_order_and_then_gives_a_row_two_lines() -
     assert as_text([table], 13) == "name\n    a   b\none two three\n    1  22"
 
 
-@cache
-def in_terminal(words: str, columns: int, folder: Path) -> str:
-    """What a command shows in a real terminal of that width."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
-    command = [sys.executable, "-c", "from planner.cli import main; main()", *words.split()]
-    started = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=env | {"PYTHONPATH": str(PROJECT)}
-    )
-    os.close(theirs)
-    shown = b""
-    while True:
-        try:
-            more = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not more:
-            break
-        shown += more
-    started.wait()
-    os.close(ours)
-    assert started.returncode == 0, shown.decode()
-    return re.sub(r"[^\n]*\r(?!\n)|\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode().replace("\r\n", "\n"))
-
-
 @pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("plans")
-    for gpus in (8, 16):
-        code = subprocess.run(
-            [sys.executable, "-c", "from planner.cli import main; main()", "recommend", "--model", "7b", "--gpus",
-             str(gpus), "-o", f"{gpus}.json"],
-            cwd=folder, env=os.environ | {"PYTHONPATH": str(PROJECT)}, capture_output=True, check=False,
-        )  # fmt: skip
-        assert code.returncode == 0, code.stderr
-    return folder
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("screens"))
 
 
-@pytest.mark.parametrize("words", [
-    "estimate --model 7b --gpus 32",
-    "recommend --model 70b --gpus 64 --pareto 4 --why-not tp=4 --verbose",
-    "fit --model 7b --gpus 8",
-    "sweep --model 7b --gpus 8..32",
-    "cost --model 7b --gpus 32 --tokens 50B --price-per-gpu-hour 2",
-    "compare 8.json 16.json",
-    "show 8.json",
-    "timeline 16.json",
-    "explain --model 7b --gpus 8",
-    "explain all --model 7b --gpus 8",
-    "explain --model 7b --gpus 8 --phase peak",
-    "groups 8.json",
-    "backends",
-    "presets",
-    "presets models 7b",
-    "--help",
-    "estimate --help",
-    "recommend --help",
+@pytest.mark.parametrize("command", [
+    *(one for one in SCREENS.values() if one != SCREENS["schema"]),  # JSON in the lines of its file
+    "planner recommend --model 70b --gpus 64 --pareto 4 --why-not tp=4 --verbose",
+    "planner explain all --model 7b --gpus 8",
+    "planner presets models 7b",
+    "planner estimate --help-all",
+    "executor run --help-all",
+    "executor measure --list",
 ])  # fmt: skip
-def test_no_command_prints_a_line_wider_than_the_terminal(words: str, plans: Path) -> None:
-    assert [line for line in in_terminal(words, 80, plans).split("\n") if len(line) > 80] == []
+def test_no_command_prints_a_line_wider_than_the_terminal(command: str, folder: Path) -> None:
+    assert [line for line in in_terminal(command, COLUMNS, folder).split("\n") if len(line) > COLUMNS] == []
 
 
-def test_each_command_s_summary_is_whole_at_80_columns(plans: Path) -> None:
-    shown = in_terminal("--help", 80, plans).partition("Commands:")[2]
+@pytest.mark.parametrize("name", SCREENS)
+def test_the_first_screen_is_as_drawn(name: str, folder: Path) -> None:
+    """After a change that is meant: python tests/planner/screens.py."""
+    assert drawn_screen(name, folder) == (FOLDER / f"{name}.txt").read_text()
 
-    assert "estimate" in shown and not [line for line in shown.split("\n") if line.endswith("...")]
+
+def test_there_is_a_screen_for_each_name() -> None:
+    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(SCREENS)

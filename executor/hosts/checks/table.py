@@ -11,10 +11,13 @@ import msgspec
 
 from executor.hosts.checks.check import CheckTable
 from executor.preflight.findings import NodeFinding
+from planner.basics.display import INDENT, broken
 from planner.spec.plan import Plan
 
 SCHEMA = "check/1"
 MOST_LINES = 4
+LEAST_ROOM = 30
+"""Columns beside which a finding is broken; with fewer it has lines of its own."""
 NOT_ASKED = "n/a"
 MARKS = {"pass": "pass", "warn": "WARN", "fail": "FAIL", "skip": "skip"}
 
@@ -33,8 +36,8 @@ def as_json(found: CheckTable, names: Sequence[str], plan: Plan) -> bytes:
     return msgspec.json.encode(whole)
 
 
-def as_text(found: CheckTable, names: Sequence[str]) -> str:
-    """A line for each check and for each group of nodes that found the same."""
+def as_text(found: CheckTable, names: Sequence[str], width: int | None = None) -> str:
+    """A line for each check and for each group of nodes that found the same, and last whether a run may start."""
     lines = []
     for check in dict.fromkeys(one.check for one in found.rows):
         groups: dict[tuple[str, str], list[NodeFinding]] = {}
@@ -44,8 +47,15 @@ def as_text(found: CheckTable, names: Sequence[str]) -> str:
             lines.append((check, _hosts(rows, len(names)), MARKS[status], text))
             check = ""
     first, second = (max((len(line[column]) for line in lines), default=0) for column in (0, 1))
-    drawn = [f"{check:{first}}  {hosts:{second}}  {mark}  {text}" for check, hosts, mark, text in lines]
-    return "\n".join([*drawn, "", summary(found, names)])
+    drawn = []
+    for check, hosts, mark, text in lines:
+        begin = f"{check:{first}}  {hosts:{second}}  {mark}  "
+        room = None if width is None else width - len(begin)
+        if width is not None and width - len(begin) < LEAST_ROOM < len(text):
+            drawn += [begin.rstrip(), *(f"{INDENT}{line}" for line in broken(text, width - len(INDENT)).split("\n"))]
+        else:
+            drawn.append(begin + broken(text, room).replace("\n", f"\n{' ' * len(begin)}"))
+    return "\n".join([*drawn, "", broken(summary(found, names), width)])
 
 
 def summary(found: CheckTable, names: Sequence[str]) -> str:

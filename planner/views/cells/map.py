@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from planner.basics.quantities import format_volume
+from planner.basics.saying import colours_off
 from planner.spec.plan import Plan
 from planner.views.cells.memory import memory_lines
 from planner.views.scene.map import AXIS_WORDS, Cell, Pattern, Picture, cells_of, outlined, picture_of
@@ -39,7 +40,7 @@ def print_plan(plan: Plan) -> None:
 
     picture = picture_of(plan)
     # No highlighting: rich would colour every number, and here a colour means a stage or a replica.
-    console = Console(highlight=False)
+    console = Console(highlight=False, color_system=None if colours_off() else "auto")
     room = max(40, console.width)
     console.print(picture.title, style="bold", markup=False)
     console.print(picture.subtitle, markup=False)
