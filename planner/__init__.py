@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from planner.views.library import Answer as Answer
     from planner.views.library import Comparison as Comparison
     from planner.views.library import Cost as Cost
+    from planner.views.library import Decision as Decision
     from planner.views.library import Estimate as Estimate
     from planner.views.library import Explanation as Explanation
     from planner.views.library import FitLimits as FitLimits
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Answer", "Comparison", "Cost", "Estimate", "Explanation", "FitLimits", "Plan", "PlannerError", "Sweep", "compare",
-    "cost", "estimate", "explain", "fit", "plan_of", "read_plan", "recommend", "sweep", "write_plan",
+    "Answer", "Comparison", "Cost", "Decision", "Estimate", "Explanation", "FitLimits", "Plan", "PlannerError", "Sweep",
+    "compare", "cost", "estimate", "explain", "fit", "plan_of", "read_plan", "recommend", "sweep", "write_plan",
 ]  # fmt: skip
 
 

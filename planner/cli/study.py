@@ -6,11 +6,14 @@ function, prints. Not here: any figure (fit.py, sweep.py, cost.py, compare.py) o
 
 from __future__ import annotations
 
+import shlex
+from itertools import islice
 from typing import Any
 
 import click
 
 from planner.basics.completion import paths
+from planner.basics.errors import PlannerError
 from planner.basics.help_page import PagedCommand, SectionedOption, option
 from planner.basics.output import may_write
 from planner.basics.saying import say, terminal_width
@@ -24,6 +27,7 @@ from planner.cli import (
     QuestionCommand,
     save_page,
     tell,
+    with_options,
 )
 from planner.spec.options import DEFAULT_SEQ_STEP
 from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES
@@ -113,24 +117,39 @@ def sweep(
     return waiting.code(0)
 
 
+RUN_OPTIONS = with_options(
+    option("run", "--tokens", often=True, metavar="N", help="Tokens of the data set, such as 2T or 300B."),
+    option("run", "--samples", metavar="N", help="Sequences of --seq-len tokens of the data set, such as 1M."),
+    option("run", "--epochs", metavar="N", help="Times the data set is seen. Default: 1."),
+    option("numbers", "--price-per-gpu-hour", often=True, metavar="X", help="In any currency."),
+    option("numbers", "--gpu-power", metavar="W", help="Watts a GPU draws. Default: its preset's power limit."),
+    option("numbers", "--host-power", metavar="W", help="Watts a node draws beside its GPUs."),
+    option("numbers", "--pue", metavar="X", help="Power usage effectiveness of the site, 1 or more."),
+    option(
+        "run", "--checkpoint-time", metavar="TIME", help="Training stands still so long for a checkpoint, such as 90s."
+    ),
+    option(
+        "numbers",
+        "--storage-gb-per-s",
+        metavar="X",
+        help="What checkpoints are written to takes so much, from all nodes.",
+    ),
+    option("run", "--checkpoint-interval", metavar="TIME", help="Training between two. Default: Daly's best interval."),
+    option("run", "--restart-time", metavar="TIME", help="From a failure until training goes on, such as 10min."),
+    option(
+        "numbers",
+        "--failures-per-gpu-hour",
+        often=True,
+        metavar="X",
+        help="Failures that stop the run, a GPU and hour.",
+    ),
+    option("numbers", "--failures-per-node-hour", metavar="X", help="Failures that stop it, a node and hour."),
+)
+"""What a run is and what is paid for it, beside its question."""
+
+
 @click.command(cls=QuestionCommand, example="planner cost --model 8b --gpus 64 --tokens 300B")
-@option("run", "--tokens", often=True, metavar="N", help="Tokens of the data set, such as 2T or 300B.")
-@option("run", "--samples", metavar="N", help="Sequences of --seq-len tokens of the data set, such as 1M.")
-@option("run", "--epochs", metavar="N", help="Times the data set is seen. Default: 1.")
-@option("numbers", "--price-per-gpu-hour", often=True, metavar="X", help="In any currency.")
-@option("numbers", "--gpu-power", metavar="W", help="Watts a GPU draws. Default: its preset's power limit.")
-@option("numbers", "--host-power", metavar="W", help="Watts a node draws beside its GPUs.")
-@option("numbers", "--pue", metavar="X", help="Power usage effectiveness of the site, 1 or more.")
-@option("run", "--checkpoint-time", metavar="TIME", help="Training stands still so long for a checkpoint, such as 90s.")
-@option(
-    "numbers", "--storage-gb-per-s", metavar="X", help="What checkpoints are written to takes so much, from all nodes."
-)
-@option("run", "--checkpoint-interval", metavar="TIME", help="Training between two. Default: Daly's best interval.")
-@option("run", "--restart-time", metavar="TIME", help="From a failure until training goes on, such as 10min.")
-@option(
-    "numbers", "--failures-per-gpu-hour", often=True, metavar="X", help="Failures that stop the run, a GPU and hour."
-)
-@option("numbers", "--failures-per-node-hour", metavar="X", help="Failures that stop the run, a node and hour.")
+@RUN_OPTIONS
 @ANY_RUNTIME_OPTION
 @SAVE_OPTION
 @FORCE_OPTION
@@ -151,15 +170,90 @@ def cost(any_runtime: bool | None, save: str | None, force: bool, as_json: bool,
     return waiting.code(0)
 
 
-@click.command(cls=PagedCommand, example="planner compare plan.json half.json")
-@click.argument("plan_files", metavar="PLAN...", nargs=-1, shell_complete=paths)
+@click.command(cls=QuestionCommand, add_help_option=False)
+@option("question", "--plan", metavar="PLAN", help="A plan in place of a question.")
+@RUN_OPTIONS
+@ANY_RUNTIME_OPTION
+def argument(**given: Any) -> None:
+    """The options inside one argument of compare: they are parsed, and nothing is called."""
+
+
+OUTSIDE = ("--json", "--verbose", "--help", "-h")
+"""Options of the whole comparison."""
+
+
+class Comparing(PagedCommand):
+    """Takes each word that is no option of its own as an argument: the file of a plan, or options in quotes."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Its own options first."""
+        named = {name: one for one in self.get_params(ctx) if isinstance(one, click.Option) for name in one.opts}
+        own: list[str] = []
+        arguments: list[str] = []
+        words = iter(args)
+        for word in words:
+            known = named.get(word.partition("=")[0])
+            if known is None:
+                arguments += [word] if word != "--" else []
+            elif known.is_flag or "=" in word:
+                own.append(word)
+            else:
+                own += [word, *islice(words, 1)]
+        return super().parse_args(ctx, [*own, "--", *arguments])
+
+
+@click.command(cls=Comparing, example='planner compare plan.json "--model 8b --gpus 16 --tokens 10B"')
+@click.argument("arguments", metavar="PLAN_OR_OPTIONS...", nargs=-1, shell_complete=paths)
+@option("output", "--verbose", is_flag=True, help="Of questions also every reason, and what differs.")
+@ANY_RUNTIME_OPTION
+@SAVE_OPTION
+@FORCE_OPTION
 @JSON_OPTION
-def compare(plan_files: tuple[str, ...], as_json: bool) -> int:
-    """Plans side by side: inputs, memory, bytes, step, tokens/s."""
+def compare(
+    arguments: tuple[str, ...], verbose: bool, any_runtime: bool | None, save: str | None, force: bool, as_json: bool
+) -> int:  # fmt: skip
+    """Plans side by side, or questions. Of plans: inputs, memory, bytes, step, tokens/s. A question is the options of
+    planner cost in quotes; plans may stand among questions, and the answer says which is cheapest and fastest."""
     from planner.studies import compare as comparisons
+    from planner.studies import decision as decisions
     from planner.views import library
     from planner.views.compare import compare_text
+    from planner.views.decision import decision_text
 
-    found = library.compare(*plan_files)
-    say(comparisons.as_json(found) if as_json else compare_text(found, terminal_width()))
-    return 0
+    may_write(save, force, field="save")
+    named = [(typed, _as_given(place, typed)) for place, typed in enumerate(arguments, 1)]
+    with searching() as waiting:
+        found = library.side_by_side(named, any_runtime=bool(any_runtime))
+    if isinstance(found, comparisons.Comparison):
+        say(comparisons.as_json(found) if as_json else compare_text(found, terminal_width()))
+        save_page(save, "compare_page", found)
+        return 0
+    say(decisions.as_json(found) if as_json else decision_text(found, terminal_width(), verbose=verbose))
+    save_page(save, "decision_page", found)
+    for place, one in enumerate(found.choices, 1):
+        tell(f"argument {place}: {note}" for note in one.found.notes)
+    if not found.fitting:
+        say("error: nothing fits and launches for any argument.", err=True)
+    return waiting.code(0 if found.fitting else NOTHING_FITS)
+
+
+def _as_given(place: int, typed: str) -> str | dict[str, Any]:
+    """An argument as the library takes it: the path of a plan, or options by name (PlannerError)."""
+    from planner.views import library
+
+    if not typed.lstrip().startswith("-"):
+        return typed
+    with library.of_argument(place):
+        try:
+            return argument.make_context("argument", shlex.split(typed)).params
+        except ValueError as error:
+            rule = f"cannot be split into words ({error})"
+            raise PlannerError("options", typed, rule, "Close each quote") from None
+        except click.NoSuchOption as error:
+            near = " or ".join(error.possibilities or ())
+            fix = f"Did you mean {near}?" if near else "See planner cost --help"
+            fix = "Give it outside the quotes" if error.option_name in OUTSIDE else fix
+            raise PlannerError(error.option_name, None, "is not an option of a question", fix) from None
+        except click.UsageError as error:
+            fix = "" if " " in typed.strip() else "Put all options of one question into one pair of quotes"
+            raise PlannerError("options", typed, error.format_message().rstrip("."), fix) from None

@@ -61,10 +61,7 @@ class Comparison(Displayed, msgspec.Struct, frozen=True):
 
 def compare(plans: Sequence[tuple[str, Plan]]) -> Comparison:
     """Two plans or more, in the order given; the first is what ratios refer to."""
-    if len(plans) < 2:
-        raise PlannerError("plans", len(plans), "a comparison needs two plans or more", "Give another plan.json")
-    if len(plans) > MOST_PLANS:
-        raise PlannerError("plans", len(plans), f"at most {MOST_PLANS} are compared", "Compare fewer at a time")
+    check_count(len(plans))
     flat = [_flat(plan) for _, plan in plans]
     fields = list(dict.fromkeys(field for one in flat for field in one))
     differences = {
@@ -72,6 +69,15 @@ def compare(plans: Sequence[tuple[str, Plan]]) -> Comparison:
     }
     other = tuple(field for field in differences if _changes_training(field))
     return Comparison(tuple(_side(*one) for one in plans), differences, other, _notes([plan for _, plan in plans]))
+
+
+def check_count(count: int) -> None:
+    """Refuse too few or too many to stand side by side (PlannerError)."""
+    if count < 2:
+        fix = 'Give another plan.json, or options in quotes, "--model 7b --gpus 8"'
+        raise PlannerError("plans", count, "a comparison needs two plans or questions, or more", fix)
+    if count > MOST_PLANS:
+        raise PlannerError("plans", count, f"at most {MOST_PLANS} are compared", "Compare fewer at a time")
 
 
 def _flat(plan: Plan) -> dict[str, Any]:
@@ -136,7 +142,12 @@ def ratio(value: float | None, first: float | None) -> float | None:
 
 
 def as_json(found: Comparison) -> bytes:
-    """One object: the sides' figures, what differs, and whether it is the same training."""
+    """One object, as `as_json_object`."""
+    return msgspec.json.encode(as_json_object(found))
+
+
+def as_json_object(found: Comparison) -> dict[str, Any]:
+    """The sides' figures, what differs, and whether it is the same training."""
     first = found.sides[0]
     sides: list[dict[str, Any]] = [
         {
@@ -161,13 +172,11 @@ def as_json(found: Comparison) -> bytes:
         }
         for side in found.sides
     ]
-    return msgspec.json.encode(
-        {
-            "schema": SCHEMA,
-            "plans": sides,
-            "differences": found.differences,
-            "same_training": not found.other_training,
-            "other_training": found.other_training,
-            "notes": found.notes,
-        }
-    )
+    return {
+        "schema": SCHEMA,
+        "plans": sides,
+        "differences": found.differences,
+        "same_training": not found.other_training,
+        "other_training": found.other_training,
+        "notes": found.notes,
+    }

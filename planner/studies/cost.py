@@ -16,8 +16,8 @@ from planner.basics.arith import Number, by_value
 from planner.basics.display import Displayed
 from planner.basics.errors import PlannerError
 from planner.basics.formula import formula
-from planner.decide.answers import FREE, Constraints, Estimate
-from planner.decide.recommendation import recommend
+from planner.decide.answers import FREE, Answer, Constraints, Estimate
+from planner.decide.recommendation import among_methods
 from planner.figures.passes import coefficients
 from planner.figures.saving import DALY, HOUR_S, checkpoint_seconds, cluster_mtbf_s, daly_interval_s, size_of
 from planner.figures.steptime import scalar
@@ -123,9 +123,19 @@ class Reliability(msgspec.Struct, frozen=True):
     expected_failures: float | None
 
 
+class RunFigures(msgspec.Struct, frozen=True):
+    """What a run of some training time takes, with what is known of checkpoints and failures; None is unknown."""
+
+    run_s: float | None
+    gpu_hours: float | None
+    money: float | None
+    energy_kwh: float | None
+
+
 class Cost(Displayed, msgspec.Struct, frozen=True):
-    """`training_s` is the steps alone, `run_s` the wall clock with what is known of checkpoints and failures (equal
-    when nothing is). `unknown` says what was not counted, and for want of what."""
+    """`training_s` is the steps alone, from `low_s` to `high_s`; `run_s` the wall clock with what is known of
+    checkpoints and failures (equal when nothing is). `low` and `high` are the run's figures at the two ends of the
+    training's time. `unknown` says what was not counted, and for want of what."""
 
     question: Question
     length: Length
@@ -143,26 +153,33 @@ class Cost(Displayed, msgspec.Struct, frozen=True):
     gpu_hours: float | None
     money: float | None
     energy_kwh: float | None
+    low: RunFigures
+    high: RunFigures
     unknown: tuple[str, ...]
     interrupted: bool = False
 
 
 def cost(question: Question, length: Length, rates: CostRates, constraints: Constraints = FREE) -> Cost:
     """The run at the recommended layout. Refuses contradictory inputs, and a question in which nothing fits."""
-    rates = _with_preset_facts(question, length, rates)
-    reply = reply_of(recommend(question, 1, constraints))
+    with_preset_facts(question, length, rates)  # what is wrong with them is said before a search
+    found = among_methods(question, 1, constraints)
+    reply = reply_of(found)
     if reply.best is None:
         gpus = question.cluster.gpus
         raise PlannerError("gpus", gpus, f"nothing fits and launches: {reply.reason}", exit_code=NOTHING_FITS)
-    best = reply.best
+    return cost_of(found, reply.best, length, rates)
+
+
+def cost_of(found: Answer, best: Estimate, length: Length, rates: CostRates) -> Cost:
+    """The run at a layout of an answer. Refuses contradictory inputs."""
+    question = found.question
+    rates = with_preset_facts(question, length, rates)
     tokens, steps = work(question, best.case.layout.global_batch_size, length)
-    step_s, low_s, high_s = (scalar(value) for value in (best.time.step_s, best.time.low_s, best.time.high_s))
-    training_s = None if step_s is None else float(training_seconds(steps, step_s))
+    step_times = (scalar(value) for value in (best.time.step_s, best.time.low_s, best.time.high_s))
+    training_s, low_s, high_s = (None if one is None else float(training_seconds(steps, one)) for one in step_times)
     reliability, run_s = _with_failures(question, rates, training_s)
-    # A run that never ends costs nothing that can be told.
-    ends = None if run_s is None or math.isinf(run_s) else run_s
-    hours = None if ends is None else float(gpu_hours(question.cluster.gpus, ends))
-    price = rates.price_per_gpu_hour
+    figures = _figures(question, rates, run_s)
+    low, high = (_figures(question, rates, _with_failures(question, rates, one)[1]) for one in (low_s, high_s))
     return Cost(
         question=question,
         best=best,
@@ -171,18 +188,26 @@ def cost(question: Question, length: Length, rates: CostRates, constraints: Cons
         tokens=tokens,
         steps=steps,
         training_s=training_s,
-        low_s=None if low_s is None else float(training_seconds(steps, low_s)),
-        high_s=None if high_s is None else float(training_seconds(steps, high_s)),
+        low_s=low_s,
+        high_s=high_s,
         reliability=reliability,
-        run_s=ends,
         goodput=_goodput(rates, training_s, run_s),
-        gpu_hours=hours,
-        money=None if hours is None or price is None else hours * price,
-        energy_kwh=_energy(question, rates, ends),
+        **msgspec.structs.asdict(figures),
+        low=low,
+        high=high,
         checkpoint_bytes=size_of(question.model, question.job),
         unknown=_unknown(question, rates, training_s, run_s),
-        interrupted=reply.interrupted,
+        interrupted=found.interrupted,
     )
+
+
+def _figures(question: Question, rates: CostRates, run_s: float | None) -> RunFigures:
+    """What a run of that wall clock takes. One that never ends takes nothing that can be told."""
+    ends = None if run_s is None or math.isinf(run_s) else run_s
+    hours = None if ends is None else float(gpu_hours(question.cluster.gpus, ends))
+    price = rates.price_per_gpu_hour
+    money = None if hours is None or price is None else hours * price
+    return RunFigures(ends, hours, money, _energy(question, rates, ends))
 
 
 def check_inputs(length: Length, rates: CostRates, known: CostRates) -> None:
@@ -230,7 +255,7 @@ def work(question: Question, global_batch_size: int, length: Length) -> tuple[in
     return tokens, int(steps_needed(tokens, tokens_per_step))
 
 
-def _with_preset_facts(question: Question, length: Length, rates: CostRates) -> CostRates:
+def with_preset_facts(question: Question, length: Length, rates: CostRates) -> CostRates:
     """The rates with what presets know where nothing was given: the board's power limit, the cluster's storage and
     failures, and the time a checkpoint then takes. Refuses contradictory inputs."""
     cluster, known = question.cluster, rates
@@ -322,7 +347,12 @@ def _unknown(question: Question, rates: CostRates, training_s: float | None, run
 
 
 def as_json(found: Cost) -> bytes:
-    """One object: inputs by value, the layout, then the figures."""
+    """One object, as `as_json_object`."""
+    return msgspec.json.encode(as_json_object(found))
+
+
+def as_json_object(found: Cost) -> dict[str, Any]:
+    """Inputs by value, the layout, then the figures."""
     question = found.question
     answer: dict[str, Any] = {
         "schema": SCHEMA,
@@ -336,4 +366,4 @@ def as_json(found: Cost) -> bytes:
         answer |= msgspec.structs.asdict(value) if name == "reliability" else {name: value}
     answer["best"] = summary(found.best)
     del answer["question"]
-    return msgspec.json.encode(answer)
+    return answer

@@ -77,4 +77,5 @@ def summary(one: Estimate) -> dict[str, Any]:
         "tokens_per_s": scalar(one.throughput.tokens_per_s),
         "tokens_per_s_per_gpu": scalar(one.throughput.tokens_per_s_per_gpu),
         "mfu": scalar(one.throughput.mfu),
+        "launch_refusal": one.refusal,
     }

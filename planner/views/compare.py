@@ -23,22 +23,30 @@ def compare_text(found: Comparison, width: int | None = None) -> str:
 
 def compare_view(found: Comparison) -> list[Element]:
     """Names first: columns are A, B, ..."""
-    letters = [chr(ord("A") + place) for place in range(len(found.sides))]
+    letters = letters_of(found.sides)
     parts: list[Element] = [
         f"{letter}: {side.name}: {side.plan.model.name} on {side.plan.cluster.gpus} {side.plan.cluster.gpu.name}, "
         f"{side.plan.layout.engine}, {layout_text(side.plan.layout)}"
         for letter, side in zip(letters, found.sides, strict=True)
     ]
     parts += ["", *_differences(found, letters), "", _figures(found, letters), ""]
-    if found.other_training:
-        names = dict.fromkeys(map(_training_name, found.other_training))
-        parts.append(f"Not the same training: {', '.join(names)} not equal. Speeds compare, results do not.")
-        if "global_batch_size" in names:
-            parts.append("Plans made with the same --global-batch-size would compare the split alone.")
-    else:
-        parts.append("The same training, split differently." if found.differences else "The same inputs.")
-    parts += [f"note: {note}." for note in found.notes]
-    return parts
+    return [*parts, *training_text(found), *(f"note: {note}." for note in found.notes)]
+
+
+def letters_of(sides: Sequence[Any]) -> list[str]:
+    """A, B, ... for what stands side by side."""
+    return [chr(ord("A") + place) for place in range(len(sides))]
+
+
+def training_text(found: Comparison) -> list[str]:
+    """Whether the sides train the same."""
+    if not found.other_training:
+        return ["The same training, split differently." if found.differences else "The same inputs."]
+    names = dict.fromkeys(map(_training_name, found.other_training))
+    told = [f"Not the same training: {', '.join(names)} not equal. Speeds compare, results do not."]
+    if "global_batch_size" in names:
+        told.append("Plans made with the same --global-batch-size would compare the split alone.")
+    return told
 
 
 def _training_name(field: str) -> str:

@@ -6,11 +6,12 @@ Not here: any figure (planner.studies.cost).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from planner.basics.display import Element, Table, as_text
 from planner.basics.quantities import format_bytes, format_duration
 from planner.studies.cost import Cost
-from planner.views import strategy_text
+from planner.views import plan_only_text, strategy_text
 from planner.views.render import (
     NOT_KNOWN,
     count_text,
@@ -39,7 +40,7 @@ def cost_view(found: Cost) -> list[Element]:
         Table(("what", "figure"), tuple(_rows(found)), left=2),
         "",
     ]
-    parts += [f"not counted: {line}." for line in found.unknown]
+    parts += [*plan_only_text([best]), *(f"not counted: {line}." for line in found.unknown)]
     if question.job.global_batch_size is None:
         parts.append(f"The global batch of {batch} is the layout's own choice; --global-batch-size fixes it.")
     trust = trust_text(question.calibration, [found.best])
@@ -48,17 +49,16 @@ def cost_view(found: Cost) -> list[Element]:
 
 def _rows(found: Cost) -> list[tuple[str, str]]:
     trust, rates = found.reliability, found.rates
-    band = f" ({format_duration(found.low_s)} to {format_duration(found.high_s)})" if found.low_s is not None else ""
     rows = [
         ("tokens", f"{found.tokens:,} in {found.steps:,} steps"),
-        ("training alone", f"{format_duration(found.training_s)}{band}"),
+        ("training alone", format_duration(found.training_s) + range_text(found.low_s, found.high_s, format_duration)),
     ]
     seconds = rates.checkpoint_s
     told = NOT_KNOWN if seconds is None else format_duration(seconds) if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
     rows.append(("a checkpoint", f"{format_bytes(found.checkpoint_bytes)}, takes {told}"))
     if trust.mtbf_s is not None:
         rows.append(("time between failures", f"{format_duration(trust.mtbf_s)} (mean, whole cluster)"))
-        rows.append(("failures expected", _number(trust.expected_failures)))
+        rows.append(("failures expected", number_text(trust.expected_failures)))
     if trust.checkpoint_interval_s is not None:
         best = trust.best_checkpoint_interval_s
         given = rates.interval_s is not None
@@ -66,13 +66,25 @@ def _rows(found: Cost) -> list[tuple[str, str]]:
         rows.append(("checkpoint after", f"{format_duration(trust.checkpoint_interval_s)} of training{told}"))
     if found.goodput is not None:
         rows.append(("goodput", percent_text(found.goodput)))
+    low, high = found.low, found.high
+    currency = "" if found.money is None else ", in the price's currency"
     rows += [
-        ("run, wall clock", format_duration(found.run_s)),
-        ("GPU-hours", _number(found.gpu_hours)),
-        ("money", NOT_KNOWN if found.money is None else f"{found.money:,.2f} (in the price's currency)"),
+        ("run, wall clock", format_duration(found.run_s) + range_text(low.run_s, high.run_s, format_duration)),
+        ("GPU-hours", number_text(found.gpu_hours) + range_text(low.gpu_hours, high.gpu_hours, number_text)),
+        ("money", money_text(found.money) + range_text(low.money, high.money, money_text) + currency),
         ("energy", _energy(found)),
     ]
     return rows
+
+
+def range_text(low: float | None, high: float | None, text: Callable[[float | None], str]) -> str:
+    """The figures between which 90 % of measured runs lie, behind the one they belong to; nothing if not known."""
+    return "" if low is None or high is None else f" ({text(low)} to {text(high)})"
+
+
+def money_text(value: float | None) -> str:
+    """An amount in the price's currency."""
+    return NOT_KNOWN if value is None else f"{value:,.2f}"
 
 
 def _energy(found: Cost) -> str:
@@ -82,10 +94,12 @@ def _energy(found: Cost) -> str:
     limit = ", the board's limit" if rates.gpu_power_w == found.question.cluster.gpu.power_w else ""
     host = "" if rates.host_power_w is None else f", hosts at {rates.host_power_w:g} W a node"
     pue = "" if rates.pue is None else f", PUE {rates.pue:g}"
-    return f"{_number(found.energy_kwh)} kWh (GPUs at {rates.gpu_power_w:g} W each{limit}{host}{pue})"
+    band = range_text(found.low.energy_kwh, found.high.energy_kwh, number_text)
+    return f"{number_text(found.energy_kwh)} kWh{band}, GPUs at {rates.gpu_power_w:g} W each{limit}{host}{pue}"
 
 
-def _number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
+    """A figure of a run to its unit, or to three digits."""
     if value is None or math.isinf(value):
         return NOT_KNOWN
     return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planner.basics.display import Element, Table, as_text
 from planner.studies.fit import FitLimit, FitLimits
-from planner.views import strategy_text
+from planner.views import plan_only_text, strategy_text
 from planner.views.phase import ON_CARD
 from planner.views.render import DROPPED, NOT_KNOWN, cells, headline, host_text
 from planner.views.verdict import trust_text, verdicts_text
@@ -33,7 +33,7 @@ def fit_view(found: FitLimits) -> list[Element]:
     parts += [f"{NAMES[one.quantity]}: {limit_text(one)}{_offloaded(one)}" for one in found.found]
     parts += [f"{NAMES[quantity]}: not searched, {reason}." for quantity, reason in found.fixed.items()]
     best = [one.best for one in found.found if one.best is not None]
-    parts += verdicts_text(best)
+    parts += [*verdicts_text(best), *plan_only_text(best)]
     if trust := trust_text(found.question.calibration, best):
         parts.append(trust)
     gpus = found.question.cluster.gpus

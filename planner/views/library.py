@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, overload
 
 from planner.ask import options
 from planner.ask.question import Question, check_meant
@@ -26,30 +27,35 @@ from planner.spec.options import DEFAULT_SEQ_STEP, OPTIONS, Option
 from planner.spec.plan import Plan, encode_plan, read_plan
 from planner.studies import compare as comparisons
 from planner.studies import cost as costs
+from planner.studies import decision as decisions
 from planner.studies import fit as fits
 from planner.studies import objectives
 from planner.studies import sweep as sweeps
 from planner.studies.compare import Comparison
 from planner.studies.cost import Cost
+from planner.studies.decision import Choice, Decision
 from planner.studies.fit import DEFAULT_MAX_GPUS, QUANTITIES, FitLimits
 from planner.studies.objectives import OBJECTIVES, Reached
 from planner.studies.sweep import DEFAULT_WORTH, Sweep
 from planner.views.compare import compare_view
 from planner.views.cost import cost_view
+from planner.views.decision import decision_view
 from planner.views.fit import fit_view
 from planner.views.shown import estimate_view
 from planner.views.sweep import sweep_view
 from planner.views.verdict import answer_view
 
 __all__ = [
-    "Answer", "Comparison", "Cost", "Estimate", "Explanation", "FitLimits", "Plan", "PlannerError", "Sweep", "compare",
-    "cost", "estimate", "explain", "fit", "plan_of", "read_plan", "recommend", "sweep", "write_plan",
+    "Answer", "Comparison", "Cost", "Decision", "Estimate", "Explanation", "FitLimits", "Plan", "PlannerError", "Sweep",
+    "compare", "cost", "estimate", "explain", "fit", "plan_of", "read_plan", "recommend", "sweep", "write_plan",
 ]  # fmt: skip
 
 Value = str | int | float | bool | os.PathLike[str] | Sequence[str | int | os.PathLike[str]] | None
 """A value of an option: as it is typed, or as a number, a truth value, a path or a list of them; None: not given."""
 Number = str | int | float
+PlanOrPath = Plan | str | os.PathLike[str]
 
+DEFAULT_TOP = 3
 MOST_SHOWN = 100
 MOST_GPUS = 10**6
 CONFLICTS = {"largest-context": "seq_len", "largest-micro-batch": "micro_batch_size"}
@@ -58,6 +64,7 @@ CONFLICTS = {"largest-context": "seq_len", "largest-micro-batch": "micro_batch_s
 elements_of.register(Answer, answer_view)
 elements_of.register(Comparison, compare_view)
 elements_of.register(Cost, cost_view)
+elements_of.register(Decision, decision_view)
 elements_of.register(Estimate, estimate_view)
 elements_of.register(FitLimits, fit_view)
 elements_of.register(Sweep, sweep_view)
@@ -107,7 +114,7 @@ def estimate(**given: Value) -> Answer:
 def recommend(
     *,
     objective: str = "fastest",
-    top: int = 3,
+    top: int = DEFAULT_TOP,
     front: int = 0,
     backend: str | None = None,
     any_runtime: bool = False,
@@ -210,40 +217,39 @@ def cost(
     fits.
     """
     asked = checked(given)
-    run = costs.Length(
-        tokens=large_count("tokens", _text(tokens)),
-        samples=large_count("samples", _text(samples), 10**12),
-        steps=options.value("steps", asked),
-        epochs=whole("epochs", _text(epochs), 1, 10**6) or 1,
-    )
-    if run.samples is not None and asked.get("seq_len") is None:
-        raise PlannerError("seq_len", None, "is missing: samples are sequences of this length", "Give --seq-len 2048")
-    storage = real("storage_gb_per_s", _text(storage_gb_per_s), 0.0, 1e6, above=True)
-    gpu_rate, node_rate = _text(failures_per_gpu_hour), _text(failures_per_node_hour)
-    rates = costs.CostRates(
-        price_per_gpu_hour=real("price_per_gpu_hour", _text(price_per_gpu_hour), 0.0, 1e6),
-        gpu_power_w=real("gpu_power", _text(gpu_power), 0.0, 1e5, above=True),
-        host_power_w=real("host_power", _text(host_power), 0.0, 1e6),
-        pue=real("pue", _text(pue), 1.0, 10.0),
-        checkpoint_s=duration_s("checkpoint_time", _text(checkpoint_time)),
-        interval_s=duration_s("checkpoint_interval", _text(checkpoint_interval), above=True),
-        restart_s=duration_s("restart_time", _text(restart_time)),
-        failures_per_gpu_hour=real("failures_per_gpu_hour", gpu_rate, 0.0, 1e3, above=True),
-        failures_per_node_hour=real("failures_per_node_hour", node_rate, 0.0, 1e3, above=True),
-        storage_bytes_per_s=None if storage is None else storage * GB,
-    )
-    return costs.cost(options.question(asked), run, rates, Constraints(any_runtime=any_runtime))
+    length, rates = run_of(
+        asked, tokens=tokens, samples=samples, epochs=epochs, price_per_gpu_hour=price_per_gpu_hour,
+        gpu_power=gpu_power, host_power=host_power, pue=pue, checkpoint_time=checkpoint_time,
+        storage_gb_per_s=storage_gb_per_s, checkpoint_interval=checkpoint_interval, restart_time=restart_time,
+        failures_per_gpu_hour=failures_per_gpu_hour, failures_per_node_hour=failures_per_node_hour,
+    )  # fmt: skip
+    return costs.cost(options.question(asked), length, rates, Constraints(any_runtime=any_runtime))
 
 
-def compare(*plans: Plan | str | os.PathLike[str]) -> Comparison:
-    """Plans side by side, as `planner compare`: each a Plan, or the path of a plan.json.
+@overload
+def compare(*plans: PlanOrPath) -> Comparison: ...
 
-    Of the result, `sides` has memory in bytes, bytes of each collective, seconds a step and tokens/s a plan;
-    `differences` the inputs that differ, by field. Raises PlannerError for fewer than two plans.
+
+@overload
+def compare(*plans: PlanOrPath | Mapping[str, Any], any_runtime: bool = ...) -> Comparison | Decision: ...
+
+
+def compare(*plans: PlanOrPath | Mapping[str, Any], any_runtime: bool = False) -> Comparison | Decision:
+    """Plans or questions side by side, as `planner compare`: each a Plan, the path of a plan.json, or the options of
+    `cost` in a mapping, such as `{"model": "70b", "gpus": 32, "tokens": "50B"}`. A mapping's "plan" names a plan in
+    place of a question, beside the options of its run.
+
+    Of plans alone, the result is a Comparison: `sides` has memory in bytes, bytes of each collective, seconds a step
+    and tokens/s a plan; `differences` the inputs that differ, by field. Where there is a mapping, it is a Decision:
+    `choices` has `found` (the Answer of `recommend`) and `run` (its Cost; None where no run is described) an argument,
+    `cheapest` and `fastest` the place, the next, the ratio between them and the places whose ranges overlap, and
+    `comparison` compares the recommended plans. Raises PlannerError for fewer than two arguments, and for what
+    `recommend` and `cost` refuse, naming the argument.
     """
-    return comparisons.compare(
-        [(f"plan {place}", one) if isinstance(one, Plan) else (os.fspath(one), read_plan(one))
-         for place, one in enumerate(plans, 1)]
+    return side_by_side(
+        [(f"plan {place}" if isinstance(one, Plan) else f"question {place}" if isinstance(one, Mapping)
+          else os.fspath(one), one) for place, one in enumerate(plans, 1)],
+        any_runtime=any_runtime,
     )  # fmt: skip
 
 
@@ -263,6 +269,95 @@ def write_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False)
 
 
 # -- shared with the commands ----------------------------------------------------------------------------------------
+
+OF_RUN = (
+    "tokens", "samples", "epochs", "price_per_gpu_hour", "gpu_power", "host_power", "pue", "checkpoint_time",
+    "storage_gb_per_s", "checkpoint_interval", "restart_time", "failures_per_gpu_hour", "failures_per_node_hour",
+)  # fmt: skip
+"""What `cost` takes beside the options of a question."""
+
+
+def run_of(asked: Mapping[str, Any], **given: Number | None) -> tuple[costs.Length, costs.CostRates]:
+    """The length of a question's run and its rates, from the options of OF_RUN. Raises PlannerError."""
+    typed = {name: _text(given.get(name)) for name in OF_RUN}
+    length = costs.Length(
+        tokens=large_count("tokens", typed["tokens"]),
+        samples=large_count("samples", typed["samples"], 10**12),
+        steps=options.value("steps", asked),
+        epochs=whole("epochs", typed["epochs"], 1, 10**6) or 1,
+    )
+    if length.samples is not None and asked.get("seq_len") is None:
+        raise PlannerError("seq_len", None, "is missing: samples are sequences of this length", "Give --seq-len 2048")
+    storage = real("storage_gb_per_s", typed["storage_gb_per_s"], 0.0, 1e6, above=True)
+    rates = costs.CostRates(
+        price_per_gpu_hour=real("price_per_gpu_hour", typed["price_per_gpu_hour"], 0.0, 1e6),
+        gpu_power_w=real("gpu_power", typed["gpu_power"], 0.0, 1e5, above=True),
+        host_power_w=real("host_power", typed["host_power"], 0.0, 1e6),
+        pue=real("pue", typed["pue"], 1.0, 10.0),
+        checkpoint_s=duration_s("checkpoint_time", typed["checkpoint_time"]),
+        interval_s=duration_s("checkpoint_interval", typed["checkpoint_interval"], above=True),
+        restart_s=duration_s("restart_time", typed["restart_time"]),
+        failures_per_gpu_hour=real("failures_per_gpu_hour", typed["failures_per_gpu_hour"], 0.0, 1e3, above=True),
+        failures_per_node_hour=real("failures_per_node_hour", typed["failures_per_node_hour"], 0.0, 1e3, above=True),
+        storage_bytes_per_s=None if storage is None else storage * GB,
+    )
+    return length, rates
+
+
+def side_by_side(
+    named: Sequence[tuple[str, PlanOrPath | Mapping[str, Any]]], *, any_runtime: bool
+) -> Comparison | Decision:
+    """Named plans and questions: a Comparison of plans alone, else a Decision, whose refusals name the argument
+    (PlannerError)."""
+    if not any(isinstance(one, Mapping) for _, one in named):
+        return comparisons.compare([(name, _read(one)) for name, one in named if not isinstance(one, Mapping)])
+    comparisons.check_count(len(named))
+    choices = []
+    for place, (name, one) in enumerate(named, 1):
+        with of_argument(place):
+            choices.append(_choice(name, one if isinstance(one, Mapping) else {"plan": one}, any_runtime=any_runtime))
+    return decisions.decide(choices)
+
+
+@contextmanager
+def of_argument(place: int) -> Iterator[None]:
+    """Refusals inside name the argument at a place, from 1."""
+    try:
+        yield
+    except PlannerError as error:
+        field = f"argument {place}: {error.field}"
+        raise PlannerError(field, error.value, error.rule, error.fix, exit_code=error.exit_code) from None
+
+
+def _choice(name: str, all_given: Mapping[str, Any], *, any_runtime: bool) -> Choice:
+    """What `recommend` and `cost` answer to one argument; of a plan, what its layout is and costs."""
+    given = {option: value for option, value in all_given.items() if value is not None and value != ()}
+    free = bool(given.pop("any_runtime", False)) or any_runtime
+    run = {option: given.pop(option) for option in OF_RUN if option in given}
+    plan = _read(given.pop("plan")) if "plan" in given else None
+    if plan is None:
+        asked = checked(given)
+        length, rates = run_of(asked, **run)
+    else:
+        for option in given:
+            if option != "steps":
+                raise PlannerError(option, given[option], "is fixed by the plan", "Leave it out")
+        length, rates = run_of(checked(given | {"seq_len": plan.job.seq_len}), **run)
+    described = bool(run) or length.steps is not None
+    if plan is None:
+        question = options.question(asked)
+        if described:
+            costs.with_preset_facts(question, length, rates)  # what is wrong with them is said before a search
+        limits = constraints(None, free, None, None, None, asked)
+        found = reach("fastest", question, asked, limits, DEFAULT_TOP, 0).found
+    else:
+        found = decisions.answer_of_plan(plan)
+    best = found.best
+    return Choice(name, found, costs.cost_of(found, best, length, rates) if described and best else None, plan)
+
+
+def _read(plan: PlanOrPath) -> Plan:
+    return plan if isinstance(plan, Plan) else read_plan(plan)
 
 
 def checked(given: Mapping[str, Value]) -> dict[str, Any]:

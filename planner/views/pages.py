@@ -18,11 +18,13 @@ from planner.spec.calibration import Calibration
 from planner.spec.plan import Plan, encode_plan
 from planner.studies.compare import Comparison
 from planner.studies.cost import Cost
+from planner.studies.decision import Decision
 from planner.studies.fit import FitLimits
 from planner.studies.objectives import Reached
 from planner.studies.sweep import Sweep
-from planner.views.compare import compare_view
+from planner.views.compare import compare_view, letters_of
 from planner.views.cost import cost_view
+from planner.views.decision import decision_view
 from planner.views.fit import NAMES, fit_view
 from planner.views.page import Fact, Section, page_of
 from planner.views.ranking import ranking_view
@@ -105,6 +107,31 @@ def compare_page(found: Comparison, command: str) -> bytes:
         *(Section(f"Where the ranks of {name} are", pictures=(map.svg_of(plan),), spare=True) for name, plan in sides),
     ]
     return page_of(" or ".join(side.name for side in found.sides), (), sections, command)
+
+
+def decision_page(found: Decision, command: str) -> bytes:
+    """The page of `planner compare` of questions."""
+    view = decision_view(found, verbose=True)
+    letters = letters_of(found.choices)
+    named = list(enumerate(zip(letters, found.choices, strict=True)))
+    sides = [(f"{letter}: {one.found.best.name}", one.found.best) for _, (letter, one) in named if one.found.best]
+    facts = [
+        fact
+        for place, (letter, one) in named
+        if one.found.best is not None
+        for fact in _facts(one.found.best, f"choices.{place}.best", LONG, f"{letter}, ")
+    ]
+    sections = [
+        Section("Question by question", view[2:]),
+        *_beside(sides),
+        Section("Figures", facts=facts),
+        *(
+            Section(f"{letter}: where the ranks are", pictures=(map.svg_of(one.plan),), spare=True)
+            for _, (letter, one) in named
+            if one.plan is not None
+        ),
+    ]
+    return page_of("Which is cheapest, and which is fastest?", [str(view[0])], sections, command)
 
 
 def timeline_page(found: Timeline, axis: Axis, left_out: Sequence[int], command: str) -> bytes:

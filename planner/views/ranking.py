@@ -14,6 +14,7 @@ from planner.decide.whynot import WhyNot
 from planner.figures.saving import advice, advice_text
 from planner.spec import Layout
 from planner.studies.objectives import Reached
+from planner.views import plan_only
 from planner.views.fit import NAMES, limit_text
 from planner.views.phase import ON_CARD
 from planner.views.render import (
@@ -74,10 +75,9 @@ def _batch(layout: Layout) -> str:
 
 
 def _notes(one: Estimate, found: Answer) -> list[str]:
-    launch = [] if one.launchable else [one.refusal or ""]
     if found.constraints.any_runtime:
-        return [*one.reasons, *(f"plan only: {why}" for why in launch)]
-    return [*one.reasons, *(f"cannot be launched: {why}" for why in launch)]
+        return [*one.reasons, *([] if one.launchable else [plan_only(one)])]
+    return [*one.reasons, *([] if one.launchable else [f"cannot be launched: {one.refusal}"])]
 
 
 def counts_text(found: Answer, *, verbose: bool) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from planner.ask.question import warnings
 from planner.basics.display import Element, Table, as_text
 from planner.studies.sweep import Sweep, SweepPoint
-from planner.views import strategy_text
+from planner.views import plan_only_text, strategy_text
 from planner.views.render import NOT_KNOWN, cells, count_text, network_text, percent_text, seconds_text
 from planner.views.verdict import trust_text
 
@@ -38,8 +38,10 @@ def sweep_view(found: Sweep) -> list[Element]:
         Table(head, tuple(_row(point) for point in found.points), left=3, drop=DROPPED),
     ]
     parts += [f"at {point.gpus}: {point.reason.rstrip('.')}." for point in found.points if point.best is None]
-    trust = trust_text(question.calibration, [point.best for point in found.points if point.best])
-    return [*parts, "", *above_proportion(found), verdict(found), *([trust] if trust else [])]
+    best = [point.best for point in found.points if point.best]
+    trust = trust_text(question.calibration, best)
+    told = [*above_proportion(found), verdict(found), *plan_only_text(best), *([trust] if trust else [])]
+    return [*parts, "", *told]
 
 
 def scaling_sentence(found: Sweep) -> str:

@@ -300,7 +300,7 @@ def test_mistakes_are_one_line_with_exit_code_2(capsys: pytest.CaptureFixture[st
 
 
 def test_what_does_not_fit_has_exit_code_3(capsys: pytest.CaptureFixture[str]):
-    assert run("cost", "--model", "405b", "--gpus", "1", "--tokens", "1B") == 3
+    assert run("cost", "--model", "405b", "--gpus", "1", "--method", "full", "--tokens", "1B") == 3
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -109,7 +109,8 @@ def test_what_the_library_returns_has_a_view():
         if isinstance(kind := getattr(planner, name), type) and issubclass(kind, Displayed)
     }
 
-    assert {one.__name__ for one in returned} == {"Answer", "Comparison", "Cost", "Estimate", "FitLimits", "Sweep"}
+    views = {"Answer", "Comparison", "Cost", "Decision", "Estimate", "FitLimits", "Sweep"}
+    assert {one.__name__ for one in returned} == views
     assert all(elements_of.dispatch(one) is not elements_of.dispatch(object) for one in returned)
 
 
