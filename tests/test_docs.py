@@ -147,7 +147,7 @@ def test_the_planner_commands_of_the_readme_run_one_after_the_other(tmp_path):
             assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
-WHOLE = ("formulas.md", "accuracy.md", "commands.md", "library.md")
+WHOLE = ("formulas.md", "accuracy.md", "commands.md", "library.md", "tutorial.md")
 SCHEMAS = sorted(PROJECT.glob("planner/spec/schemas/*.json"))
 GENERATED = [*SCHEMAS, *(page for page in PAGES if "```console\n" in page.read_text() or page.name in WHOLE)]
 
@@ -169,6 +169,61 @@ def test_python_blocks_run_in_one_session_and_what_they_print_replaces_what_they
     page = "```python\nlayers = 2\n```\nText.\n\n```python\nprint(layers)\n```\n\n```text\n3\n```\nMore.\n"
 
     assert docs.executed(page) == page.replace("3", "2")
+
+
+RUN_PAGE = "```python\nwidth = 2\n```\n\n```bash\nplanner no-such-command\n```\n"
+
+
+def test_a_bash_block_is_run_only_when_runs_are_asked_for():
+    assert docs.executed(RUN_PAGE) == RUN_PAGE
+    with pytest.raises(RuntimeError, match="no-such-command"):
+        docs.executed(RUN_PAGE, runs=True)
+
+
+REPORT = """PEAK in backward        29.06 MiB  29.07 MiB  -0.01 %
+median step time, unprobed machine   359.2 ms  334.3 ms  +7.44 %
+loss 6.3203 → 3.9744 over 20 steps
+on 1 x 2 cpu (11.77 GiB), of a card of 11.77 GiB
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [("334.3 ms  +7.44 %", "1.21 s  -70.31 %"), ("11.77 GiB", "125.4\nGiB"), ("9744", "9751")]
+)
+def test_a_figure_of_the_machine_may_differ_from_what_a_page_has(before, now):
+    assert docs.alike("executor report runs/one", REPORT, REPORT.replace(before, now))
+    assert not docs.alike("planner estimate --cluster dgx-h100 --model 7b", REPORT, REPORT.replace(before, now))
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [("29.07", "29.09"), ("359.2 ms", "359.3 ms"), ("20 steps", "10 steps"), ("3.97", "4.17")]
+)
+def test_no_other_figure_may_differ(before, now):
+    assert not docs.alike("executor report runs/one", REPORT, REPORT.replace(before, now))
+
+
+def test_a_report_of_other_figures_replaces_what_a_page_has(monkeypatch):
+    page = f"```console\n$ executor report runs/one\n{REPORT}```\n"
+    monkeypatch.setattr(docs, "output", lambda *_, **__: REPORT.replace("334.3 ms  +7.44 %", "1.21 s  -70.31 %"))
+    assert docs.executed(page, runs=True) == page
+
+    monkeypatch.setattr(docs, "output", lambda *_, **__: REPORT.replace("29.07", "31.07"))
+    assert docs.executed(page, runs=True) == page.replace("29.07", "31.07")
+    assert docs.executed(page) == page
+
+
+def unread(page: str) -> set[str]:
+    """Figures in a page's sentences that no block of it has."""
+    figures = re.compile(r"(?<![\w.,-])\d[\d,.]*\d|(?<![\w.,-])\d(?![\w-])")
+    blocks = "\n".join(block for _, block in FENCE.findall(page))
+    return set(figures.findall(LINK.sub("", FENCE.sub("", page)))) - set(figures.findall(blocks))
+
+
+def test_every_figure_in_the_tutorials_sentences_is_one_that_a_block_has():
+    page = (PROJECT / "docs" / "tutorial.md").read_text()
+
+    assert unread(page) == set()
+    assert unread(f"{page}\nIt takes 12,345 bytes, or 7.\n") == {"12,345", "7"}
 
 
 def test_output_that_is_out_of_date_is_found(tmp_path):
