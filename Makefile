@@ -93,10 +93,10 @@ site: install
 	@echo "site/index.html; its search works where a server shows it: $(BIN)/python -m http.server -d site"
 
 # Every layout of tests/cluster/cases.py for real, the records of these runs in tests/recorded, and the tables of
-# docs/accuracy.md and README.md that say how it went.
+# docs/accuracy.md and docs/how-far-off.md that say how it went.
 layouts: install
 	$(BIN)/python -m pytest -q tests/cluster/test_equivalence.py tests/cluster/test_prediction.py --layouts docs/accuracy/layouts.json
-	$(BIN)/python scripts/docs.py docs/accuracy.md README.md
+	$(BIN)/python scripts/docs.py docs/accuracy.md docs/how-far-off.md
 
 # Every combination traced or run, and the tables of docs/accuracy.md; peaks that are too far off stand there, and in the
 # exit code.

@@ -139,7 +139,7 @@ def executed(text: str, runs: bool = False) -> str:
 
 
 def table(name: str) -> str:
-    """A table between two comments of the README."""
+    """A table between two comments of docs/how-far-off.md."""
     from scripts.pages import fits, layouts
 
     if name == "fits":

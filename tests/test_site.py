@@ -150,7 +150,7 @@ def test_every_page_of_docs_is_in_the_site(site):
     sources = {path.relative_to(PROJECT / "docs").with_suffix(".html") for path in PROJECT.glob("docs/**/*.md")}
 
     assert {str(one) for one in sources if not (site / one).is_file()} == set()
-    assert "Will it fit" in (site / "index.html").read_text()  # README.md
+    assert "You have a model, some GPUs" in (site / "index.html").read_text()  # README.md
 
 
 def test_every_link_anchor_and_asset_of_the_site_exists(site):
