@@ -6,6 +6,7 @@
 #   make long      the slower variants, every combination of method, precision and recomputation, and 60 draws (SEED=9)
 #   make check     lint, format, types, import contracts
 #   make format    reformat the code  make docs    rewrite what is generated in docs/ and README.md
+#   make site      docs/ and README.md as a site in site/, without a network
 #   make bench     timings, for information           make accuracy  predictions against published measurements
 #   make layouts   the layouts of make test-cluster again, and the table of docs/accuracy.md made of them
 #   make predictions   the planner's side of these tables again, where only the planner changed
@@ -31,7 +32,7 @@ INSTALLED := $(VENV)/installed.stamp
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-cluster long combinations predictions check format demo bench docs accuracy layouts calibration measure-gpu trace fuzz same mutants kernels kernels-judge
+.PHONY: help install test test-cluster long combinations predictions check format demo bench docs site accuracy layouts calibration measure-gpu trace fuzz same mutants kernels kernels-judge
 
 help:
 	@sed -n '3,/^$$/s/^# *//p' Makefile
@@ -43,7 +44,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found. Try make PYTHON=/path/to/python $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { echo "error: python -m venv failed. On Debian: apt-get install python3-venv" >&2; rm -rf $(VENV); exit 1; }
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[run,tui,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[run,tui,dev,docs]'
 	$(BIN)/python -m compileall -q planner executor tui
 	@touch $@
 
@@ -81,14 +82,21 @@ demo: install
 bench: install
 	@for program in $(wildcard bench/*.py); do echo "# $$program"; $(BIN)/python "$$program" || exit 1; done
 
+# RUNS=--runs also trains what the tutorial trains, where its report has changed.
+RUNS ?=
 docs: install
-	$(BIN)/python scripts/docs.py
+	$(BIN)/python scripts/docs.py $(RUNS)
+
+# Any warning is an error. The variable is against a notice of the theme's makers, which says nothing of these pages.
+site: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html; its search works where a server shows it: $(BIN)/python -m http.server -d site"
 
 # Every layout of tests/cluster/cases.py for real, the records of these runs in tests/recorded, and the tables of
-# docs/accuracy.md and README.md that say how it went.
+# docs/accuracy.md and docs/how-far-off.md that say how it went.
 layouts: install
 	$(BIN)/python -m pytest -q tests/cluster/test_equivalence.py tests/cluster/test_prediction.py --layouts docs/accuracy/layouts.json
-	$(BIN)/python scripts/docs.py docs/accuracy.md README.md
+	$(BIN)/python scripts/docs.py docs/accuracy.md docs/how-far-off.md
 
 # Every combination traced or run, and the tables of docs/accuracy.md; peaks that are too far off stand there, and in the
 # exit code.

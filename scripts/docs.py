@@ -1,24 +1,30 @@
 """Rewrite what is generated in the documentation: whole pages; the output of a console block's commands and of
-the library page's Python blocks; the README's tables of layouts that were run and of how often "fits" was false; and
-the JSON Schemas in planner/spec/schemas.
+Python blocks; the tables of layouts that were run and of how often "fits" was false; and the JSON Schemas in
+planner/spec/schemas.
 
-    python scripts/docs.py [--check] [FILE...]
+    python scripts/docs.py [--check] [--runs] [FILE...]
 
-`--check` writes nothing and exits 1 when a file would change; the tests call it so. Not here: what the generated pages
-say (scripts/pages), or any command that starts a run.
+`--check` writes nothing and exits 1 when a file would change; the tests call it so. `--runs` also runs what starts
+processes in a page that is executed as a whole. Not here: what the generated pages say (scripts/pages).
 """
 
 from __future__ import annotations
 
 import difflib
+import fcntl
 import io
 import os
+import pty
 import re
 import shlex
+import struct
 import subprocess
 import sys
 import tempfile
-from contextlib import chdir, redirect_stdout
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
 from scripts.pages import schemas
@@ -30,20 +36,35 @@ BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FORMULAS = PROJECT / "docs" / "formulas.md"
 REFERENCE = PROJECT / "docs" / "commands.md"
 WHOLE = (ACCURACY, FORMULAS, REFERENCE)
-EXECUTED = (PROJECT / "docs" / "library.md",)
-PYTHON = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n.*?^```\n)?", re.MULTILINE | re.DOTALL)
+EXECUTED = (PROJECT / "docs" / "library.md", PROJECT / "docs" / "tutorial.md")
+"""Pages whose blocks are run one after the other, in one Python session and one folder."""
+STEP = re.compile(
+    r"^```python\n(?P<python>.*?)^```\n(?:\n```text\n.*?^```\n)?"
+    r"|^```console\n(?P<console>.*?)^```$|^```bash\n(?P<bash>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 COLUMNS = "110"
-TIMEOUT_S = 60
+TERMINAL = {PROJECT / "README.md": 80}
+"""Pages whose commands are run on a terminal of that many columns; elsewhere they write into a pipe."""
+TIMEOUT_S, RUN_TIMEOUT_S = 60, 600
+HERE = re.compile(r"executor | --cluster localhost ")
+"""A command whose output depends on the machine that it is run on."""
+OF_HERE = (
+    (re.compile(r"(cpu \(|card of )[\d.]+ [MGT]iB"), r"\1?"),
+    (re.compile(r"(unprobed machine [\d.]+ m?s) [\d.]+ m?s [+-][\d.]+ %"), r"\1 ?"),
+    (re.compile(r"\b(loss \d+\.\d)\d*( → \d+\.\d)\d*"), r"\1\2"),
+)
+"""What of it: the host's memory and its speed; of losses, which a processor rounds in its own way, later digits."""
 
 
 def main() -> int:
     """Rewrite or check the files named, else every page."""
-    check = "--check" in sys.argv[1:]
-    named = [Path(name).resolve() for name in sys.argv[1:] if name != "--check"]
+    check, runs = ("--check" in sys.argv[1:]), ("--runs" in sys.argv[1:])
+    named = [Path(name).resolve() for name in sys.argv[1:] if not name.startswith("--")]
     stale = False
     for page in named or pages():
         before = page.read_text() if page.exists() else ""
-        after = rewritten(page, before)
+        after = rewritten(page, before, runs)
         if after == before:
             continue
         stale = True
@@ -73,16 +94,16 @@ def pages() -> list[Path]:
     return sorted({*written, *schemas.texts(), *schemas.FOLDER.glob("*.json")} | {*WHOLE})
 
 
-def rewritten(page: Path, text: str) -> str:
+def rewritten(page: Path, text: str, runs: bool = False) -> str:
     """A page's text with everything generated in it as it is now."""
     if page.parent == schemas.FOLDER:
         return schemas.texts().get(page, "")
     if page in WHOLE:
         return whole(page)
     if page in EXECUTED:
-        return executed(text)
+        return executed(text, runs)
     text = PART.sub(lambda found: f"<!-- {found[1]} -->\n{table(found[1])}\n<!-- end -->", text)
-    return BLOCK.sub(lambda block: f"```console\n{refreshed(block[1])}```", text)
+    return BLOCK.sub(lambda block: f"```console\n{refreshed(block[1], columns=TERMINAL.get(page))}```", text)
 
 
 def whole(page: Path) -> str:
@@ -94,23 +115,31 @@ def whole(page: Path) -> str:
     return formulas.page() if page == FORMULAS else accuracy.of_rows(PROJECT)
 
 
-def executed(text: str) -> str:
-    """A page's Python blocks, run one after the other in one session, each with the block of what it prints."""
+def executed(text: str, runs: bool = False) -> str:
+    """A page's blocks, run one after the other: Python in one session, each block with the block of what it prints;
+    commands in one folder. A block that starts a run, and one of `bash`, is run only if `runs`."""
     session: dict[str, object] = {}
 
     def run(block: re.Match[str]) -> str:
-        printed = io.StringIO()
-        with redirect_stdout(printed):
-            exec(block[1], session)
-        shown = f"\n```text\n{printed.getvalue()}```\n" if printed.getvalue() else ""
-        return f"```python\n{block[1]}```\n{shown}"
+        if block["python"]:
+            printed = io.StringIO()
+            with redirect_stdout(printed):
+                exec(block["python"], session)
+            shown = f"\n```text\n{printed.getvalue()}```\n" if printed.getvalue() else ""
+            return f"```python\n{block['python']}```\n{shown}"
+        if block["console"]:
+            return f"```console\n{refreshed(block['console'], folder, runs=runs)}```"
+        for line in block["bash"].splitlines() if runs else ():
+            if line.strip():
+                output(line, folder, check=True)
+        return block[0]
 
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
-        return PYTHON.sub(run, text)
+        return STEP.sub(run, text)
 
 
 def table(name: str) -> str:
-    """A table between two comments of the README."""
+    """A table between two comments of docs/how-far-off.md."""
     from scripts.pages import fits, layouts
 
     if name == "fits":
@@ -118,28 +147,77 @@ def table(name: str) -> str:
     return layouts.summary(layouts.read_record(PROJECT / "docs" / "accuracy" / layouts.FILE))
 
 
-def refreshed(block: str) -> str:
-    """A console block with the output of its `planner` commands; other programs' commands stay as they are.
+def refreshed(block: str, folder: str | None = None, *, columns: int | None = None, runs: bool = False) -> str:
+    """A console block with the output of its `planner` commands, and if `runs` of `executor`'s; what other programs
+    print stays as it is.
 
-    The commands of a block share one empty folder, so that one may read what the one before it wrote.
+    The commands of a block share one folder, an empty one of their own unless it is given, so that one may read what
+    the one before it wrote.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        parts = re.split(r"^(?=\$ )", block, flags=re.MULTILINE)
-        return "".join(_rerun(part, folder) if part.startswith("$ planner ") else part for part in parts)
+    if folder is None:
+        with tempfile.TemporaryDirectory() as folder:
+            return refreshed(block, folder, columns=columns, runs=runs)
+    ours = ("$ planner ", "$ executor ") if runs else ("$ planner ",)
+    parts = re.split(r"^(?=\$ )", block, flags=re.MULTILINE)
+    return "".join(_rerun(part, folder, columns) if part.startswith(ours) else part for part in parts)
 
 
-def output(command: str, folder: str) -> str:
-    """What a command line prints, stdout then stderr, without trailing spaces."""
+def output(command: str, folder: str, columns: int | None = None, check: bool = False) -> str:
+    """What a command line prints, stdout then stderr, without trailing spaces; stdout on a terminal where `columns` are
+    given."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "COLUMNS": COLUMNS, "NO_COLOR": "1", "PATH": path}
+    env = {**os.environ, "COLUMNS": str(columns or COLUMNS), "NO_COLOR": "1", "PATH": path}
     words = shlex.split(command, comments=True)
-    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    return "".join(f"{line.rstrip()}\n" for line in (done.stdout + done.stderr).strip("\n").splitlines())
+    timeout_s = RUN_TIMEOUT_S if words[0] == "executor" else TIMEOUT_S
+    with _terminal(columns) as (stdout, shown):
+        done = subprocess.run(
+            words, cwd=folder, env=env, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=timeout_s, check=False
+        )
+    if check and done.returncode:
+        raise RuntimeError(f"{command}\n{done.stderr}")
+    text = (done.stdout or "") + "".join(shown).replace("\r\n", "\n") + done.stderr
+    return "".join(f"{line.rstrip()}\n" for line in text.strip("\n").splitlines())
 
 
-def _rerun(part: str, folder: str) -> str:
-    command = part.splitlines()[0]
-    return f"{command}\n{output(command.removeprefix('$ '), folder)}"
+def alike(command: str, before: str, now: str) -> bool:
+    """Whether two outputs of a command that depends on its machine differ in nothing else."""
+    if not HERE.search(command):
+        return before == now
+    before, now = " ".join(before.split()), " ".join(now.split())  # a longer figure breaks a line elsewhere
+    for figure, kept in OF_HERE:
+        before, now = figure.sub(kept, before), figure.sub(kept, now)
+    return before == now
+
+
+@contextmanager
+def _terminal(columns: int | None) -> Iterator[tuple[int, list[str]]]:
+    """Where a command writes its stdout: a pipe, or a terminal of so wide a line, with what was written there."""
+    shown: list[str] = []
+    if columns is None:
+        yield subprocess.PIPE, shown
+        return
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with open(ours, encoding="utf-8", newline="") as reading:
+
+        def read() -> None:
+            with suppress(OSError):  # the end, on Linux
+                for line in reading:
+                    shown.append(line)  # noqa: PERF402 - what was read stays when the end is an error
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            yield theirs, shown
+        finally:
+            os.close(theirs)
+            reader.join()
+
+
+def _rerun(part: str, folder: str, columns: int | None) -> str:
+    command, _, before = part.partition("\n")
+    now = output(command.removeprefix("$ "), folder, columns)
+    return part if alike(command, before, now) else f"{command}\n{now}"
 
 
 if __name__ == "__main__":

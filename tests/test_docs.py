@@ -23,7 +23,12 @@ from scripts import docs
 PROJECT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md"), *PROJECT.glob("presets/**/*.md")])
 README = PROJECT / "README.md"
-CHATS = "## On your own chats"
+ASKING = PROJECT / "docs" / "asking.md"
+CHATS = (PROJECT / "docs" / "finetuning.md", "## On your own chats")
+TWO_HOSTS = (PROJECT / "docs" / "launching.md", "## On two machines")
+STORIES = (CHATS, TWO_HOSTS)
+"""Sections whose block is typed in a shell from its first line to its last, by tests/cluster/test_story.py and
+test_two_hosts.py."""
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 COMMANDS = {"planner": "planner.cli", "executor": "executor.cli"}
@@ -80,7 +85,7 @@ def parse(line: str) -> None:
 
 
 def listed(tree: str) -> dict[str, str]:
-    """Path -> description of the README's tree; two columns of indentation are one folder deeper."""
+    """Path -> description of the architecture page's tree; two columns of indentation are one folder deeper."""
     found: dict[str, str] = {}
     folder = ""
     for line in filter(None, tree.splitlines()):
@@ -107,9 +112,9 @@ def tree_differences(tree: str, project: Path = PROJECT) -> list[str]:
     return wrong
 
 
-def readme_tree() -> str:
-    section = README.read_text().partition("## What is where")[2]
-    return next(block for language, block in FENCE.findall(section) if language == "text")
+def file_tree() -> str:
+    told = section(PROJECT / "docs" / "architecture.md", "## What is where")
+    return next(block for language, block in FENCE.findall(told) if language == "text")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -137,17 +142,28 @@ def test_a_command_that_does_not_exist_is_found(line):
         parse(line)
 
 
-def test_the_planner_commands_of_the_readme_run_one_after_the_other(tmp_path):
-    for line in commands(README):
+def told_in_a_story() -> set[str]:
+    """Commands of the blocks that tests/cluster types, without their comments."""
+    blocks = [block for page in STORIES for _, block in FENCE.findall(section(*page))]
+    return {line.partition("#")[0].strip() for block in blocks for line in block.splitlines()}
+
+
+@pytest.mark.parametrize("page", [README, ASKING], ids=page_id)
+def test_every_command_of_the_first_pages_runs_one_after_the_other_here_or_in_a_story(tmp_path, page):
+    (tmp_path / "train.py").write_text("")  # a reader's own
+    for line in commands(page):
         name, *arguments = shlex.split(line, comments=True)
-        elsewhere = line in section(README, CHATS)  # it needs a checkpoint: tests/cluster/test_story.py
-        if name == "planner" and not elsewhere and arguments[0] != "explore":  # which waits for keys: tests/tui
+        if line not in told_in_a_story() and arguments[0] != "explore":  # which waits for keys: tests/tui
             program = [str(Path(sys.executable).with_name(name)), *arguments]
             done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=120)
             assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
-WHOLE = ("formulas.md", "accuracy.md", "commands.md", "library.md")
+def test_the_readme_is_no_longer_than_a_reader_reads():
+    assert len(README.read_text().splitlines()) <= 140
+
+
+WHOLE = ("formulas.md", "accuracy.md", "commands.md", "library.md", "tutorial.md")
 SCHEMAS = sorted(PROJECT.glob("planner/spec/schemas/*.json"))
 GENERATED = [*SCHEMAS, *(page for page in PAGES if "```console\n" in page.read_text() or page.name in WHOLE)]
 
@@ -169,6 +185,61 @@ def test_python_blocks_run_in_one_session_and_what_they_print_replaces_what_they
     page = "```python\nlayers = 2\n```\nText.\n\n```python\nprint(layers)\n```\n\n```text\n3\n```\nMore.\n"
 
     assert docs.executed(page) == page.replace("3", "2")
+
+
+RUN_PAGE = "```python\nwidth = 2\n```\n\n```bash\nplanner no-such-command\n```\n"
+
+
+def test_a_bash_block_is_run_only_when_runs_are_asked_for():
+    assert docs.executed(RUN_PAGE) == RUN_PAGE
+    with pytest.raises(RuntimeError, match="no-such-command"):
+        docs.executed(RUN_PAGE, runs=True)
+
+
+REPORT = """PEAK in backward        29.06 MiB  29.07 MiB  -0.01 %
+median step time, unprobed machine   359.2 ms  334.3 ms  +7.44 %
+loss 6.3203 → 3.9744 over 20 steps
+on 1 x 2 cpu (11.77 GiB), of a card of 11.77 GiB
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [("334.3 ms  +7.44 %", "1.21 s  -70.31 %"), ("11.77 GiB", "125.4\nGiB"), ("9744", "9751")]
+)
+def test_a_figure_of_the_machine_may_differ_from_what_a_page_has(before, now):
+    assert docs.alike("executor report runs/one", REPORT, REPORT.replace(before, now))
+    assert not docs.alike("planner estimate --cluster dgx-h100 --model 7b", REPORT, REPORT.replace(before, now))
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [("29.07", "29.09"), ("359.2 ms", "359.3 ms"), ("20 steps", "10 steps"), ("3.97", "4.17")]
+)
+def test_no_other_figure_may_differ(before, now):
+    assert not docs.alike("executor report runs/one", REPORT, REPORT.replace(before, now))
+
+
+def test_a_report_of_other_figures_replaces_what_a_page_has(monkeypatch):
+    page = f"```console\n$ executor report runs/one\n{REPORT}```\n"
+    monkeypatch.setattr(docs, "output", lambda *_, **__: REPORT.replace("334.3 ms  +7.44 %", "1.21 s  -70.31 %"))
+    assert docs.executed(page, runs=True) == page
+
+    monkeypatch.setattr(docs, "output", lambda *_, **__: REPORT.replace("29.07", "31.07"))
+    assert docs.executed(page, runs=True) == page.replace("29.07", "31.07")
+    assert docs.executed(page) == page
+
+
+def unread(page: str) -> set[str]:
+    """Figures in a page's sentences that no block of it has."""
+    figures = re.compile(r"(?<![\w.,-])\d[\d,.]*\d|(?<![\w.,-])\d(?![\w-])")
+    blocks = "\n".join(block for _, block in FENCE.findall(page))
+    return set(figures.findall(LINK.sub("", FENCE.sub("", page)))) - set(figures.findall(blocks))
+
+
+def test_every_figure_in_the_tutorials_sentences_is_one_that_a_block_has():
+    page = (PROJECT / "docs" / "tutorial.md").read_text()
+
+    assert unread(page) == set()
+    assert unread(f"{page}\nIt takes 12,345 bytes, or 7.\n") == {"12,345", "7"}
 
 
 def test_output_that_is_out_of_date_is_found(tmp_path):
@@ -197,8 +268,8 @@ def test_the_layers_in_the_architecture_page_are_those_of_the_import_contract():
     assert [line.split(", ") for line in told.splitlines()] == layers
 
 
-def test_the_file_tree_in_the_readme_is_the_file_tree():
-    assert tree_differences(readme_tree()) == []
+def test_the_file_tree_in_the_architecture_page_is_the_file_tree():
+    assert tree_differences(file_tree()) == []
 
 
 def test_a_wrong_file_tree_is_found(tmp_path):

@@ -119,7 +119,7 @@ def decision_page(found: Decision, command: str) -> bytes:
         fact
         for place, (letter, one) in named
         if one.found.best is not None
-        for fact in _facts(one.found.best, f"choices.{place}.best", LONG, f"{letter}, ")
+        for fact in _facts(one.found.best, f"choices.{place}.recommended", LONG, f"{letter}, ")
     ]
     sections = [
         Section("Question by question", view[2:]),

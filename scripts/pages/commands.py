@@ -1,6 +1,6 @@
 """docs/commands.md: every command of planner and executor with its arguments and options, from the commands themselves.
 
-Not here: the help texts (they stand where the options are declared), or when to use a command (README, docs/).
+Not here: the help texts (they stand where the options are declared), or when to use a command (other pages).
 """
 
 from __future__ import annotations

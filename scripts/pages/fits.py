@@ -1,4 +1,4 @@
-"""How often "fits" was false, for README: the sums of the table "What fits" of docs/accuracy.md, read from the page.
+"""How often "fits" was false, for docs/how-far-off.md: the sums of the table "What fits" of docs/accuracy.md.
 
 Not here: any prediction, or the table itself (tables.py).
 """
@@ -15,11 +15,11 @@ from planner.calibrate.tables import FITS
 WORDS = get_args(Verdict)
 RAN, OUT_OF_MEMORY = "ran", "out of memory"
 OWN = "own_"
-"""What the names of our own measurements begin with: README tells of those of others."""
+"""What the names of our own measurements begin with: the page is about those of others."""
 
 
 def summary(page: str) -> str:
-    """README's table and the rates below it; the source with most runs stands apart, or it would decide them alone."""
+    """A table and the rates below it; the source with most runs stands apart, or it would decide them alone."""
     rows = [row for row in _rows(page) if not row["source"].startswith(OWN)]
     ran = [row for row in rows if row["run"] == RAN]
     largest = max(ran, key=lambda row: sum(int(row[word]) for word in WORDS))["source"]

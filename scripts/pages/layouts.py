@@ -90,7 +90,7 @@ def section(record: LayoutRecord) -> str:
 
 
 def summary(record: LayoutRecord) -> str:
-    """The short table of the README."""
+    """The short table of docs/how-far-off.md."""
     rows = record.rows
     count = len(rows)
     exact = sum(row.payload_exact is True for row in rows)
@@ -103,7 +103,7 @@ def summary(record: LayoutRecord) -> str:
     return "\n".join(
         [
             f"On {count} real runs of {processes} CPU processes as two nodes "
-            f"([all of them](docs/accuracy.md#layouts-that-were-run); {wide} in fp32, gradients clipped, "
+            f"([all of them](accuracy.md#layouts-that-were-run); {wide} in fp32, gradients clipped, "
             f"20 steps; made {_made(rows)}):",
             "",
             "| figure | result |",

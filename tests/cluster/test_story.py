@@ -1,5 +1,5 @@
-"""The README's story of a folder of chats, typed as written: every line of its block in a shell, from the folder and a
-checkpoint to the answer of the model that was trained.
+"""The story of a folder of chats in docs/finetuning.md, typed as written: every line of its block in a shell, from the
+folder and a checkpoint to the answer of the model that was trained.
 
 The checkpoint is tiny and its head is zero: it has never said a word. Not here: the other forms of data
 (test_forms_trained.py), or whether the commands of other blocks parse (tests/test_docs.py).
@@ -18,7 +18,7 @@ import torch
 from chats import MARKS, save_tokenizer
 
 from executor.worker.generate import generate
-from tests.test_docs import CHATS, FENCE, README, section
+from tests.test_docs import CHATS, FENCE, section
 
 PATIENCE_S = 300
 TOPICS = ("sea", "wind", "stone", "river", "light", "boat", "rain", "road")
@@ -53,8 +53,8 @@ def begun(folder: Path, asked: str) -> None:
     model.save_pretrained(folder / "my-model")
 
 
-def test_a_folder_of_chats_is_trained_on_and_answers_by_the_lines_of_the_readme(tmp_path: Path) -> None:
-    ((_, block),) = FENCE.findall(section(README, CHATS))
+def test_a_folder_of_chats_is_trained_on_and_answers_by_the_lines_of_the_page(tmp_path: Path) -> None:
+    ((_, block),) = FENCE.findall(section(*CHATS))
     lines = block.splitlines()
     asked = shlex.split(lines[-1])[-1]
     begun(tmp_path, asked)

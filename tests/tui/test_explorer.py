@@ -315,8 +315,8 @@ def test_no_golden_screen_is_left_over():
     assert {path.stem for path in GOLDEN.iterdir()} == set(SCREENS)
 
 
-def test_the_picture_in_the_readme_is_the_first_screen():
-    assert (GOLDEN / "first-80x24.txt").read_text() in (PROJECT / "README.md").read_text()
+def test_the_picture_in_the_explorers_page_is_the_first_screen():
+    assert (GOLDEN / "first-80x24.txt").read_text() in (PROJECT / "docs" / "exploring.md").read_text()
 
 
 def test_fields_show_the_options_of_the_planner_s_own_command_line():
