@@ -24,7 +24,8 @@ from executor.system import environment
 from planner import __version__
 from planner.basics import command
 from planner.basics.display import broken
-from planner.basics.help_page import option
+from planner.basics.help_page import FORCE_OPTION, SAVE_OPTION, option
+from planner.basics.output import may_write, write_whole
 from planner.basics.quoting import for_comment
 from planner.basics.saying import say, terminal_width
 from planner.spec.plan import Plan, read_plan
@@ -284,9 +285,14 @@ def run(
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @cli_options.CHECK
 @cli_options.TOLERANCE
+@SAVE_OPTION
+@FORCE_OPTION
 @option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
-def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool) -> int:
+def report(
+    folder: Path, judge: bool, tolerance: tuple[str, ...], save: str | None, force: bool, as_json: bool
+) -> int:  # fmt: skip
     """Compare what RUN measured with its prediction. Line by line, from its folder alone."""
+    may_write(save, force, field="save")
     tolerances = lines.parse_tolerances(tolerance)
     built = reports.build(folder)
     outside = reports.check(built, tolerances) if judge else None
@@ -294,6 +300,11 @@ def report(folder: Path, judge: bool, tolerance: tuple[str, ...], as_json: bool)
         say(lines.as_json(reports.SCHEMA, built, outside, tolerances))
     else:
         say(render(built, terminal_width()))
+    if save is not None:
+        from executor.measure.report_page import report_page  # drawing only
+
+        write_whole(save, report_page(built, rundir.read_run_plan(folder), command.as_typed()))
+        tell(f"wrote {save}")
     return verdict(outside)
 
 

@@ -56,10 +56,9 @@ def render(report: Report, width: int | None = None) -> str:
 
 def report_view(report: Report) -> list[Element]:
     """State, then memory, collectives and the step, predicted beside measured, then the whole run."""
+    ranks = f"{report.world_size} rank{'s' * (report.world_size > 1)}"
     nodes = f"{report.nodes} node{'s' * (report.nodes > 1)}"
-    found: list[Element] = [
-        f"{report.model} · {report.engine} · {report.world_size} ranks on {nodes} · {report.status}"
-    ]
+    found: list[Element] = [f"{report.model} · {report.engine} · {ranks} on {nodes} · {report.status}"]
     if report.message:
         found.append(report.message)
     if report.script is not None:
@@ -93,7 +92,9 @@ def _memory(memory: MemoryReport) -> Iterator[Element]:
 
 def _traffic(traffic: TrafficReport) -> Iterator[Element]:
     title = f"Collectives of one step, payload (rank {'n/a' if traffic.rank is None else traffic.rank})"
-    sums = [named(traffic.payload, "all payload"), named(traffic.wire, "on the wire, per rank")]
+    sums = [named(traffic.payload, "all payload")]
+    if traffic.wire.predicted or traffic.wire.measured is not None:  # nothing crosses a network on one node
+        sums.append(named(traffic.wire, "on the wire, per rank"))
     absent = MISSING if traffic.payload.measured is not None else UNMEASURED
     yield from comparison(title, CALLS, "measured", [*traffic.lines, *sums], format_volume, absent)
     if traffic.wire_headers is not None and traffic.wire.measured:

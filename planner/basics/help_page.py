@@ -151,3 +151,9 @@ def _write_sections(formatter: click.HelpFormatter, rows: Mapping[Any, tuple[str
         with formatter.indentation():
             formatter.write_dl([(rows[one][0].ljust(column), rows[one][1]) for one in some], col_max=WIDEST_NAMES)
         formatter.write(gap)
+
+
+SAVE_OPTION = option(
+    "output", "--save", metavar="PAGE", help="Write the answer as one HTML page to send: --save page.html."
+)
+FORCE_OPTION = option("output", "--force", is_flag=True, help="Overwrite an existing page.")

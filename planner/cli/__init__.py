@@ -16,7 +16,7 @@ import click
 from planner import __version__
 from planner.basics import command, completion
 from planner.basics.errors import PlannerError
-from planner.basics.help_page import PagedCommand, SectionedOption, option
+from planner.basics.help_page import SAVE_OPTION, PagedCommand, SectionedOption, option
 from planner.basics.output import may_write
 from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
@@ -145,10 +145,6 @@ OUTPUT_OPTIONS = (
     ),
     option("output", "--force", is_flag=True, help="Overwrite existing files."),
 )
-SAVE_OPTION = option(
-    "output", "--save", metavar="PAGE", help="Write the answer as one HTML page to send: --save page.html."
-)
-FORCE_OPTION = option("output", "--force", is_flag=True, help="Overwrite an existing page.")
 FROM_OPTION = option(
     "question",
     "--from",

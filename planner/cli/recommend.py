@@ -15,7 +15,7 @@ import msgspec
 from planner.ask import launchable, options
 from planner.basics.command import OneOf
 from planner.basics.completion import names
-from planner.basics.help_page import SectionedOption, option
+from planner.basics.help_page import SAVE_OPTION, SectionedOption, option
 from planner.basics.output import may_write
 from planner.basics.progress import Cancelled
 from planner.basics.quantities import whole
@@ -26,7 +26,6 @@ from planner.cli import (
     JSON_OPTION,
     NOTHING_FITS,
     OUTPUT_OPTIONS,
-    SAVE_OPTION,
     Methods,
     QuestionCommand,
     answered,

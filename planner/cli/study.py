@@ -14,16 +14,14 @@ import click
 
 from planner.basics.completion import paths
 from planner.basics.errors import PlannerError
-from planner.basics.help_page import PagedCommand, SectionedOption, option
+from planner.basics.help_page import FORCE_OPTION, SAVE_OPTION, PagedCommand, SectionedOption, option
 from planner.basics.output import may_write
 from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
 from planner.cli import (
     ANY_RUNTIME_OPTION,
-    FORCE_OPTION,
     JSON_OPTION,
     NOTHING_FITS,
-    SAVE_OPTION,
     QuestionCommand,
     save_page,
     tell,

@@ -17,12 +17,12 @@ import msgspec
 from planner.ask import options
 from planner.basics.completion import paths
 from planner.basics.errors import PlannerError
-from planner.basics.help_page import option
+from planner.basics.help_page import SAVE_OPTION, option
 from planner.basics.output import may_write, write_whole
 from planner.basics.quantities import format_seconds, wholes
 from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
-from planner.cli import JSON_OPTION, SAVE_OPTION, QuestionCommand, save_page, tell, with_options
+from planner.cli import JSON_OPTION, QuestionCommand, save_page, tell, with_options
 from planner.decide import explanation, strategies
 from planner.figures.timeline import Timeline, timeline
 from planner.parallelism.case import Case

@@ -11,12 +11,15 @@ from test_rundir import make_plan
 
 from executor.folder import rundir
 from executor.measure import lines, report
+from executor.measure.report_page import report_page
 from executor.measure.report_text import render
 from executor.run.export import check_weights
 from planner.basics.errors import PlannerError
+from planner.basics.quantities import format_bytes
 from planner.spec import Layout, Moe
 from planner.spec.plan import Collective, PhaseMemory, Plan, Prediction, StagePrediction
 from planner.spec.record import RankMeasurements, RunRecord, Wire
+from tests.browser import Opened
 
 MIB = 2**20
 
@@ -233,6 +236,25 @@ def test_people_see_both_sides_units_and_missing_and_names_are_never_markup(fold
     assert "[red]evil[/red]" in text and "\x1b[" not in text
     assert "PEAK in backward" in text and "230.00 MiB" in text and "+15.00 %" in text
     assert "missing" in text and "rank 1 on node 1" in text and "6.0000 → 5.0000" in text
+
+
+def test_the_page_of_a_report_has_the_figures_of_its_json_and_both_sides_as_bars(folder):
+    built = report.build(folder)
+    page = Opened(report_page(built, rundir.read_run_plan(folder), "executor report run").decode(), (), frozenset())
+    whole = json.loads(lines.as_json(report.SCHEMA, built))
+    expected = {
+        f"{key}.{side}": line[side]
+        for key, line in (
+            ("memory.peak", whole["memory"]["peak"]),
+            ("traffic.payload", whole["traffic"]["payload"]),
+            ("step_s", whole["step_s"]),
+        )
+        for side in ("predicted", "measured")
+    }
+    assert page.figures == {key: value for key, value in expected.items() if value is not None}
+    totals = [format_bytes(built.memory.peak.predicted), format_bytes(built.memory.peak.measured)]
+    assert all(page.text.count(total) >= 3 for total in totals), "as a figure, beside its bar and in the table"
+    assert "executor report run" in page.text
 
 
 def test_the_peak_of_loading_stands_beside_its_prediction_whichever_rank_needed_most():

@@ -61,7 +61,7 @@ def _memory(
     phases: Sequence[PhaseMemory], device_bytes: float, capacity: float | None, *band: float
 ) -> Memory:  # fmt: skip
     lanes = tuple(
-        stacked(one.phase, ((_kind(term), size, f"bytes.{one.phase}.{term}") for term, size in one.terms.items()))
+        stacked(one.phase, ((kind_of(term), size, f"bytes.{one.phase}.{term}") for term, size in one.terms.items()))
         for one in phases
     )
     fullest = max(lanes, key=lambda lane: lane.end)
@@ -70,6 +70,6 @@ def _memory(
     return Memory(lanes, card, fullest.name, capacity, *band)
 
 
-def _kind(term: str) -> str:
+def kind_of(term: str) -> str:
     """The term as the bar names it, in which buffers are one."""
     return "buffers" if term in BUFFERS else term
