@@ -1,6 +1,6 @@
 """What a shell completes: paths, and names that are read when they are asked for.
 
-Choices complete by themselves. Not here: names of presets (planner/cli), or how a shell is told to ask
+Choices complete by themselves. Not here: names of presets (planner/cli/preset_names.py), or how a shell is told to ask
 (docs/commands.md).
 """
 
@@ -17,7 +17,7 @@ from planner.basics.errors import PlannerError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-Complete = Callable[[click.Context, click.Parameter, str], "list[CompletionItem | str]"]
+Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem | str]"]
 
 
 def paths(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem | str]:
@@ -27,7 +27,7 @@ def paths(_: click.Context, __: click.Parameter, incomplete: str) -> list[Comple
     return [CompletionItem(incomplete, type="file")]
 
 
-def names(known: Callable[[click.Context], Iterable[str]], *, or_paths: bool = False) -> Complete:
+def names(known: Callable[[click.Context], Iterable[str]], *, or_paths: bool = False) -> Completer:
     """A completion by names that `known` reads; by paths where none of them fits and a path may be given too."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem | str]:

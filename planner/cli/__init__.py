@@ -7,7 +7,7 @@ Numbers arrive as text, so that refusals read alike (options.py). Not here: any 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,9 @@ from planner.basics.help_page import SAVE_OPTION, PagedCommand, SectionedOption,
 from planner.basics.output import may_write
 from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
+from planner.cli.preset_names import kinds, of_kind, preset_names
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from planner.spec.options import Option
 
 NOTHING_FITS = 3
@@ -111,32 +110,6 @@ def _param(option: Option) -> click.Option:
     if option.presets:
         add = partial(add, shell_complete=preset_names(*option.presets))
     return add(names, metavar=METAVARS[option.kind], multiple=option.kind == "folders", help=option.help)
-
-
-def preset_names(*kinds: str) -> completion.Complete:
-    """A shell's completion by presets of these kinds, their aliases, or paths; an engine stands for a runtime."""
-
-    def known(context: click.Context) -> Iterator[str]:
-        from planner.spec import presets
-        from planner.spec.engines import ENGINES
-
-        given = context.params
-        folders = given.get("presets") or given.get("folders") or ()
-        for kind in kinds:
-            yield from (*presets.names(kind, folders=folders), *presets.aliases(kind, folders=folders))
-            yield from ENGINES if kind == "runtimes" else ()
-
-    return completion.names(known, or_paths=True)
-
-
-def _kinds(_: click.Context) -> Iterable[str]:
-    from planner.spec.presets import KINDS
-
-    return KINDS
-
-
-def _of_kind(context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem | str]:
-    return preset_names(context.params.get("kind") or "")(context, param, incomplete)
 
 
 OUTPUT_OPTIONS = (
@@ -238,8 +211,8 @@ def explore(as_json: bool, **given: Any) -> int:
 
 
 @planner.command("presets", example="planner presets models 7b")
-@click.argument("kind", required=False, shell_complete=completion.names(_kinds))
-@click.argument("name", required=False, shell_complete=_of_kind)
+@click.argument("kind", required=False, shell_complete=completion.names(kinds))
+@click.argument("name", required=False, shell_complete=of_kind)
 @option("numbers", "--presets", "folders", multiple=True, metavar="DIR", help="Folder of your own presets. Repeatable.")
 @JSON_OPTION
 def list_presets(kind: str | None, name: str | None, folders: tuple[str, ...], as_json: bool) -> int:

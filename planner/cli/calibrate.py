@@ -14,7 +14,8 @@ from planner.basics.completion import paths
 from planner.basics.help_page import PagedCommand, option
 from planner.basics.output import may_write
 from planner.basics.saying import say, terminal_width
-from planner.cli import JSON_OPTION, preset_names
+from planner.cli import JSON_OPTION
+from planner.cli.preset_names import preset_names
 from planner.spec.calibration import DEFAULT
 
 
