@@ -1,6 +1,6 @@
 """Memory of the fullest rank as lanes of bytes: a lane for each phase's live tensors, and one for what the card shows.
 
-Not here: any figure (figures/memory.py), or a bar (cells/memory.py, svg/memory.py).
+Not here: any figure (figures/memory.py), or a bar (cells/memory.py, svg/lanes.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SVG elements by the few shapes that the drawing of a plan needs, and its colours.
 
-An element tree escapes every text by construction. Not here: what is drawn where (map.py, time.py, memory.py).
+An element tree escapes every text by construction. Not here: what is drawn where (map.py, time.py, lanes.py).
 """
 
 from __future__ import annotations
