@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The system packages that tests/cluster can use: iproute2, whose `ip` makes the network namespaces of emulated nodes,
+# The system packages that tests can use: Chromium, which opens saved pages, iproute2, whose `ip` makes the network namespaces of emulated nodes,
 # OpenSSH, which the hosts to test on answer with, fish, one of their login shells, Slurm with munge, which runs jobs on
 # them, and nft and faketime, by which their ports are filtered and their clocks are wrong. Without them, or without
 # root, nodes share the loopback interface and the tests that need more are skipped, saying so.
@@ -14,6 +14,7 @@ test -x /usr/sbin/munged || missing+=(munge)
 command -v fish >/dev/null || missing+=(fish)
 command -v nft >/dev/null || missing+=(nftables)
 command -v faketime >/dev/null || missing+=(faketime)
+{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || missing+=(chromium)
 if [[ ${#missing[@]} -eq 0 ]]; then
     exit 0
 fi
