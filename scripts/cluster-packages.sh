@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The system packages that tests can use: Chromium, which opens saved pages, iproute2, whose `ip` makes the network namespaces of emulated nodes,
-# OpenSSH, which the hosts to test on answer with, fish, one of their login shells, Slurm with munge, which runs jobs on
-# them, and nft and faketime, by which their ports are filtered and their clocks are wrong. Without them, or without
-# root, nodes share the loopback interface and the tests that need more are skipped, saying so.
+# The system packages that tests can use: Chromium, which opens saved pages, and for tests/cluster iproute2, whose `ip`
+# makes the network namespaces of emulated nodes, OpenSSH, which the hosts to test on answer with, fish, one of their
+# login shells, Slurm with munge, which runs jobs on them, and nft and faketime, by which their ports are filtered and
+# their clocks are wrong. Without them, or without root, nodes share the loopback interface and the tests that need more
+# are skipped, saying so.
 set -euo pipefail
 
 missing=()

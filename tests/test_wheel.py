@@ -12,9 +12,11 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from planner.calibrate.rows import append_rows
 from tests.truth.published.reader import by_value, each
@@ -54,6 +56,51 @@ def installed(wheel: Path) -> Path:
     where = done(python, "-c", "import planner; print(planner.__file__)", cwd=fresh)
     assert where.startswith(str(fresh)), where
     return fresh / "bin"
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path) -> Path:
+    """A fresh environment's folder of commands, with the packages that the wheel itself depends on and no other."""
+    fresh = wheel.parent / "bare"
+    venv.create(fresh, with_pip=False, symlinks=True)
+    python = fresh / "bin" / "python"
+    done(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel, cwd=fresh)
+    (packages,) = fresh.glob("lib/python*/site-packages")
+    for name in dependencies("meshwright"):
+        for file in distribution(name).files or ():
+            top = file.parts[0]
+            if top != ".." and not (packages / top).exists():
+                (packages / top).symlink_to(distribution(name).locate_file(top))
+    return fresh / "bin"
+
+
+def dependencies(name: str) -> set[str]:
+    """What a distribution needs without extras, all the way down."""
+    found: set[str] = set()
+    todo = [name]
+    while todo:
+        for line in distribution(todo.pop()).requires or ():
+            needed = Requirement(line)
+            if (needed.marker is None or needed.marker.evaluate({"extra": ""})) and needed.name not in found:
+                found.add(needed.name)
+                todo.append(needed.name)
+    return found
+
+
+def test_without_torch_the_planner_answers_draws_and_writes_pages(bare: Path, tmp_path: Path):
+    """In an environment of the wheel's own dependencies: whatever imported more would fail."""
+    assert not {"torch", "textual", "transformers", "PyYAML"} & dependencies("meshwright")
+    question = ["--model", "7b", "--gpus", "16"]
+    planner = bare / "planner"
+    assert "* recommended: fsdp" in done(planner, "estimate", *question, "--save", "page.html", cwd=tmp_path)
+    done(planner, "recommend", *question, "-o", "plan.json", cwd=tmp_path)
+    assert "node 1" in done(planner, "show", "plan.json", "--svg", "plan.svg", cwd=tmp_path)
+    assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
+    assert b"<svg" in (tmp_path / "plan.svg").read_bytes()
+    assert "llama-2-7b" in done(planner, "presets", "models", cwd=tmp_path)
+    assert json.loads(done(planner, "schema", "plan", cwd=tmp_path))["$schema"]
+    told = "import planner; print(planner.estimate(model='7b', gpus=16).best.name)"
+    assert done(bare / "python", "-c", told, cwd=tmp_path) == "fsdp\n"
 
 
 def documented(folder: Path) -> Path:

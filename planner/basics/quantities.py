@@ -43,7 +43,12 @@ def format_byte_range(low: float, high: float) -> str:
     size, unit = next(
         ((size, unit) for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")) if high >= size), (1, "B")
     )
-    return f"{low / size:.3g}-{high / size:.3g} {unit}"
+    return f"{_three_figures(low / size)}-{_three_figures(high / size)} {unit}"
+
+
+def _three_figures(value: float) -> str:
+    """A number to three figures, or whole from a thousand on."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def format_volume(value: float | None) -> str:
