@@ -6,8 +6,10 @@ Not here: any figure, or the tables of one answer (render.py).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from planner.decide.answers import Estimate
+if TYPE_CHECKING:
+    from planner.decide.answers import Estimate  # the explorer paints bars before it knows an estimate
 
 
 def strategy_text(one: Estimate) -> str:

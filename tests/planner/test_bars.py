@@ -45,4 +45,4 @@ def test_a_bar_is_always_as_wide_as_its_room(terms, capacity, width):
 def test_neighbouring_terms_differ_without_colours():
     terms = [f"term{place}" for place in range(len(bars.GLYPHS))]
 
-    assert len({bars.paint((term, 1), terms)[0] for term in terms}) == len(terms)
+    assert len({bars.glyph(term, terms) for term in terms}) == len(terms)
