@@ -86,6 +86,7 @@ bench: install
 RUNS ?=
 docs: install
 	$(BIN)/python scripts/docs.py $(RUNS)
+	$(BIN)/python scripts/pictures.py
 
 # Any warning is an error. The variable is against a notice of the theme's makers, which says nothing of these pages.
 site: install

@@ -1,11 +1,12 @@
-"""Rewrite what is generated in the documentation: whole pages; the output of a console block's commands and of
-Python blocks; the tables of layouts that were run and of how often "fits" was false; and the JSON Schemas in
-planner/spec/schemas.
+"""Rewrite what is generated in the documentation: whole pages and the charts of docs/accuracy.md; the output of a
+console block's commands and of Python blocks; the tables of layouts that were run and of how often "fits" was false;
+and the JSON Schemas in planner/spec/schemas.
 
     python scripts/docs.py [--check] [--runs] [FILE...]
 
 `--check` writes nothing and exits 1 when a file would change; the tests call it so. `--runs` also runs what starts
-processes in a page that is executed as a whole. Not here: what the generated pages say (scripts/pages).
+processes in a page that is executed as a whole. Not here: what the generated pages say (scripts/pages), or the
+pictures of README.md (pictures.py).
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FORMULAS = PROJECT / "docs" / "formulas.md"
 REFERENCE = PROJECT / "docs" / "commands.md"
 WHOLE = (ACCURACY, FORMULAS, REFERENCE)
+CHARTS = tuple(ACCURACY.with_suffix("") / name for name in ("memory.svg", "time.svg"))
+"""The pictures of docs/accuracy.md: rewritten and checked with it."""
 EXECUTED = (PROJECT / "docs" / "library.md", PROJECT / "docs" / "tutorial.md")
 """Pages whose blocks are run one after the other, in one Python session and one folder."""
 STEP = re.compile(
@@ -62,7 +65,7 @@ def main() -> int:
     check, runs = ("--check" in sys.argv[1:]), ("--runs" in sys.argv[1:])
     named = [Path(name).resolve() for name in sys.argv[1:] if not name.startswith("--")]
     stale = False
-    for page in named or pages():
+    for page in pages() if not named else [*named, *(CHARTS if ACCURACY in named else ())]:
         before = page.read_text() if page.exists() else ""
         after = rewritten(page, before, runs)
         if after == before:
@@ -91,14 +94,14 @@ def pages() -> list[Path]:
     """Every Markdown page of the project that people read on its own, and every JSON Schema that is written or should
     be."""
     written = [page for pattern in ("*.md", "docs/**/*.md", "presets/**/*.md") for page in PROJECT.glob(pattern)]
-    return sorted({*written, *schemas.texts(), *schemas.FOLDER.glob("*.json")} | {*WHOLE})
+    return sorted({*written, *schemas.texts(), *schemas.FOLDER.glob("*.json")} | {*WHOLE, *CHARTS})
 
 
 def rewritten(page: Path, text: str, runs: bool = False) -> str:
     """A page's text with everything generated in it as it is now."""
     if page.parent == schemas.FOLDER:
         return schemas.texts().get(page, "")
-    if page in WHOLE:
+    if page in (*WHOLE, *CHARTS):
         return whole(page)
     if page in EXECUTED:
         return executed(text, runs)
@@ -107,9 +110,11 @@ def rewritten(page: Path, text: str, runs: bool = False) -> str:
 
 
 def whole(page: Path) -> str:
-    """A page that is generated from its first line to its last."""
+    """A page or picture that is generated from its first line to its last."""
     from scripts.pages import accuracy, commands, formulas
 
+    if page in CHARTS:
+        return accuracy.picture(PROJECT, page.name)
     if page == REFERENCE:
         return commands.page()
     return formulas.page() if page == FORMULAS else accuracy.of_rows(PROJECT)

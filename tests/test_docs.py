@@ -30,7 +30,7 @@ STORIES = (CHATS, TWO_HOSTS)
 """Sections whose block is typed in a shell from its first line to its last, by tests/cluster/test_story.py and
 test_two_hosts.py."""
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 COMMANDS = {"planner": "planner.cli", "executor": "executor.cli"}
 
 
@@ -124,9 +124,9 @@ def test_every_link_leads_somewhere(page):
 
 def test_a_broken_link_is_found(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# Here\n[a](nowhere.md) [b](#here) [c](#there) [d](page.md#here)\n")
+    page.write_text("# Here\n[a](nowhere.md) [b](#here) [c](#there) [d](page.md#here) ![e](nowhere.svg)\n")
 
-    assert broken_links(page) == ["nowhere.md", "#there"]
+    assert broken_links(page) == ["nowhere.md", "#there", "nowhere.svg"]
 
 
 @pytest.mark.parametrize(("page", "line"), [(page_id(page), line) for page in PAGES for line in commands(page)])

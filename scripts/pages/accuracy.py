@@ -1,19 +1,20 @@
-"""docs/accuracy.md: layouts and combinations that were run, a replay of the rows in tests/truth, and what was
-written by hand.
+"""docs/accuracy.md and its pictures: layouts and combinations that were run, a replay of the rows in tests/truth, and
+what was written by hand.
 
 The records of the runs and the hand-written parts stand in docs/accuracy/. Not here: any figure.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from statistics import median
 
-from planner.calibrate.predict import replay
+from planner.calibrate.predict import Replayed, replay
 from planner.calibrate.score import FitScore, RankScore, Summary, summary
 from planner.calibrate.tables import NO, ScoreTable, share_text, tables
-from planner.spec.calibration import calibration
-from scripts.pages import combinations, layouts
+from planner.spec.calibration import Calibration, calibration
+from scripts.pages import combinations, layouts, scatter
 from tests.truth.published.reader import each
 
 HEAD = """# Accuracy
@@ -23,6 +24,24 @@ All but those of `own_*` were published by other people.
 `make docs` writes this page, `make accuracy` prints it for what the code says now, and a test compares the two.
 Your own rows are replayed the same way: `planner replay rows.jsonl`.
 """
+
+CHARTS = """## Predicted against measured
+
+The figures behind the tables below, a point each.
+Blue discs are of rows that the calibration `{calibration}` was fitted to, orange rings of rows that were left out.
+The charts have every figure that was both measured and predicted.
+
+![{memory}](accuracy/{memory_file})
+
+![{time}](accuracy/{time_file})
+"""
+
+CHART_WORDS = (
+    "Scatter plots of predicted against measured {what}, one a source, with the diagonal and lines at a factor of two"
+)
+
+DRAWN = {scatter.MEMORY: scatter.memory_picture, scatter.TIME: scatter.time_picture}
+"""The pictures of the page, in its folder."""
 
 PARTS = ("fitted.md", "causes.md")
 """Hand-written or calibrate's: rows that coefficients were fitted on against those left out; causes of error."""
@@ -70,15 +89,26 @@ ABOUT = {
 
 def of_rows(project: Path) -> str:
     """The page as it is for today's predictions of the rows in tests/truth."""
+    replayed, known = _rows(project)
+    return page(summary(replayed), known.name, project / "docs" / "accuracy")
+
+
+def picture(project: Path, name: str) -> str:
+    """One of DRAWN, of the same predictions of the same rows."""
+    return DRAWN[name](_rows(project)[0]).decode()
+
+
+@cache
+def _rows(project: Path) -> tuple[list[Replayed], Calibration]:
     known = calibration()
-    found = summary(replay(each(sorted((project / "tests" / "truth").glob("*.jsonl"))), known))
-    return page(found, known.name, project / "docs" / "accuracy")
+    return replay(each(sorted((project / "tests" / "truth").glob("*.jsonl"))), known), known
 
 
 def page(found: Summary, calibration: str, parts: Path) -> str:
     """The whole page; `parts` is the folder of what is not replayed, of which a file may be missing."""
     rows, predicted = (sum(counts[place] for counts in found.rows.values()) for place in (0, 1))
     written = [HEAD.format(rows=rows, predicted=predicted, calibration=calibration)]
+    written.append(_charts(calibration))
     if (record := parts / layouts.FILE).is_file():
         written.append(layouts.section(layouts.read_record(record)))
     if (record := parts / combinations.FILE).is_file():
@@ -90,6 +120,12 @@ def page(found: Summary, calibration: str, parts: Path) -> str:
             written += own
             own = []
     return "\n".join([*written, *own])
+
+
+def _charts(calibration: str) -> str:
+    memory, time = (CHART_WORDS.format(what=what) for what in ("peak memory", "step time"))
+    files = {"memory_file": scatter.MEMORY, "time_file": scatter.TIME}
+    return CHARTS.format(calibration=calibration, memory=memory, time=time, **files)
 
 
 def _overview(found: Summary) -> ScoreTable:

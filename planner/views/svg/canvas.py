@@ -6,6 +6,8 @@ An element tree escapes every text by construction. Not here: what is drawn wher
 from __future__ import annotations
 
 import colorsys
+import re
+from collections.abc import Iterable
 from xml.etree import ElementTree
 
 from planner.basics.quoting import for_terminal
@@ -14,6 +16,9 @@ INK, FAINT, PAPER, PANEL = "#1f2328", "#59636e", "#ffffff", "#f6f8fa"
 FONT = "Inter, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 WIDTH_OF_A_SIGN, WIDTH_OF_A_DIGIT = 0.58, 0.65
 """Of the font's size, on average; wide enough for the fonts above."""
+
+BOUND = re.compile(r"(?<=\d) (?=[^\W\d])|(?<= x) (?=\d)")
+"""Blanks inside a quantity: `2.14 s`, `2 x 8`."""
 
 FILLS = ("#a8d5f2", "#b7e3b0", "#ffd89c", "#e3c0f0", "#f7b7b2", "#b5e6e0", "#e8e29a", "#d3c6b8")
 """Light enough for dark text, and told apart by people who see few colours."""
@@ -34,10 +39,11 @@ def fitting(text: str, room: float, size: float) -> str:
 
 
 def lines_of(text: str, room: float, size: float) -> list[str]:
-    """The text in lines that fit, broken between words."""
+    """The text in lines that fit, broken between words, but not inside a quantity."""
     from textwrap import wrap
 
-    return wrap(text, max(10, int(room / (size * WIDTH_OF_A_SIGN)))) or [""]
+    lines = wrap(BOUND.sub("\N{NO-BREAK SPACE}", text), max(10, int(room / (size * WIDTH_OF_A_SIGN))))
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [""]
 
 
 class Canvas:
@@ -56,6 +62,32 @@ class Canvas:
             "rect", x=x, y=y, width=width, height=height, rx=radius,
             fill=fill, stroke=stroke, **{"stroke-width": stroke_width},
         )  # fmt: skip
+
+    def circles(
+        self, middles: Iterable[tuple[float, float]], radius: float,
+        *, fill: str = "none", stroke: str = "none", stroke_width: float = 1, opacity: float = 1,
+    ) -> None:  # fmt: skip
+        """Discs or rings of one kind, darker where they overlap; in one group, since a file has thousands."""
+        each: dict[str, float | str] = {
+            "fill-opacity": f"{opacity:g}",
+            "stroke-opacity": f"{opacity:g}",
+            "stroke-width": stroke_width,
+        }
+        group = self._add("g", fill=fill, stroke=stroke, **each)
+        for x, y in middles:
+            place = {"cx": _number(x), "cy": _number(y), "r": _number(radius)}
+            ElementTree.SubElement(group, "circle", place)
+
+    def place(self, picture: bytes, x: float, y: float, width: float) -> float:
+        """Another finished picture, as wide as told; returns its height there."""
+        inner = ElementTree.fromstring(picture)
+        for element in inner.iter():  # it stands in this one's namespace
+            element.tag = element.tag.rpartition("}")[2]
+        height = width * float(inner.attrib["height"]) / float(inner.attrib["width"])
+        for key, value in (("x", x), ("y", y), ("width", width), ("height", height)):
+            inner.set(key, _number(value))
+        self._root.append(inner)
+        return height
 
     def line(self, *points: tuple[float, float], stroke: str = FAINT, width: float = 2) -> None:
         """Straight pieces from point to point."""

@@ -256,7 +256,11 @@ def _stages(canvas: Canvas, picture: Picture, y: float) -> float:
         fill = fill_of(some[0].stage, picture.colours)
         canvas.rect(x, top, width, height, fill=fill, stroke=FAINT, radius=8)
         name, holds, ranks, nodes = stage_words(some)
-        lines = (f"stage{'s' if len(some) > 1 else ''} {name}", holds, f"ranks {ranks}, nodes {nodes}")
+        lines = (
+            f"stage{'s' if len(some) > 1 else ''} {name}",
+            holds,
+            f"{_count('rank', ranks)}, {_count('node', nodes)}",
+        )
         for row, line in enumerate(lines):
             middle, size = x + width / 2, 12 if row else 13
             told = fitting(line, width - 10, size)
@@ -264,6 +268,10 @@ def _stages(canvas: Canvas, picture: Picture, y: float) -> float:
         if number + 1 < len(shown) and (number + 1) % columns:
             canvas.arrow((x + width + 2, top + height / 2), (x + width + gap - 2, top + height / 2))
     return y + -(-len(shown) // columns) * (height + 14) + 6
+
+
+def _count(noun: str, ranges: str) -> str:
+    return f"{noun} {ranges}" if ranges.isdecimal() else f"{noun}s {ranges}"
 
 
 def _table(canvas: Canvas, picture: Picture, y: float) -> float:
