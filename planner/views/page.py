@@ -31,7 +31,9 @@ th, td { padding: .25em .7em; border-bottom: 1px solid #d0d7de; text-align: righ
 th.name, td.name { text-align: left; } td:not(.name) { white-space: nowrap; }
 pre { font-size: .8em; white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f8fa; padding: 1em; }
 svg { max-width: 100%; height: auto; } footer { margin-top: 3em; color: #59636e; font-size: .86em; }
-dl { display: grid; grid-template-columns: max-content auto; gap: .2em 1.5em; } dd { margin: 0; font-weight: 600; }
+dl { display: flex; flex-wrap: wrap; gap: .6em; }
+dl div { background: #f6f8fa; border-radius: .4em; padding: .6em .8em; }
+dt { color: #59636e; font-size: .8em; } dd { margin: 0; font-weight: 600; font-size: 1.1em; }
 @media print { body { font-size: 11px; margin: 0; } details { display: none; } section { break-inside: avoid; } }
 """
 
@@ -110,7 +112,7 @@ def _section(one: Section) -> str:
 def _fact(one: Fact) -> str:
     value = "" if one.value is None else repr(float(one.value))
     data = f'<data value="{value}" data-key="{escape(one.key)}">{_text(one.text)}</data>'
-    return f"<dt>{_text(one.name)}</dt><dd>{data}</dd>"
+    return f"<div><dt>{_text(one.name)}</dt><dd>{data}</dd></div>"
 
 
 def _html(elements: Iterable[Element]) -> str:

@@ -69,7 +69,8 @@ def _x(size: float, full: float) -> float:
 
 
 def _fill(kind: str, kinds: Sequence[str]) -> str:
-    if kind in TERMS:  # the same colour in every picture
+    """Bytes by term have the same colour in every picture; of other kinds each has another."""
+    if set(kinds) <= set(TERMS):
         return FILLS[TERMS.index(kind)]
     return PANEL if kind == SAVED else fill_of(kinds.index(kind), len(kinds))
 
