@@ -145,6 +145,15 @@ def test_a_picture_in_a_picture_keeps_its_shape_and_is_as_wide_as_told():
 # -- the charts of docs/accuracy.md ----------------------------------------------------------------------------------
 
 
+def test_the_charts_are_checked_with_their_page(monkeypatch, capsys):
+    last = docs.CHARTS[-1]
+    monkeypatch.setattr(docs, "rewritten", lambda page, before, runs: before + "<!-- more -->" * (page == last))
+    monkeypatch.setattr(sys, "argv", ["docs.py", "--check", str(docs.ACCURACY)])
+
+    assert docs.main() == 1
+    assert str(last) in capsys.readouterr().out
+
+
 def groups(svg: bytes) -> list[tuple[str, int]]:
     """Colour and number of each group of points, the two of the headings left out."""
     found = [
