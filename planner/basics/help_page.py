@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from planner.basics import completion
+from planner.basics.completion import paths
 from planner.basics.saying import say
 
 SECTIONS = ("question", "layout", "numbers", "run", "output")
@@ -154,6 +155,7 @@ def _write_sections(formatter: click.HelpFormatter, rows: Mapping[Any, tuple[str
 
 
 SAVE_OPTION = option(
-    "output", "--save", metavar="PAGE", help="Write the answer as one HTML page to send: --save page.html."
-)
+    "output", "--save", metavar="PAGE", shell_complete=paths,
+    help="Write the answer as one HTML page to send: --save page.html.",
+)  # fmt: skip
 FORCE_OPTION = option("output", "--force", is_flag=True, help="Overwrite an existing page.")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from planner.basics.errors import PlannerError
 
+CHOOSE = "Choose a folder that exists and is yours"
 KINDS = (
     (stat.S_ISDIR, "folder"),
     (stat.S_ISCHR, "device"),
@@ -28,6 +30,24 @@ def may_write(path: str | os.PathLike[str] | None, force: bool, field: str = "ou
     check_file(path, field)
     if not force and os.path.lexists(path):
         raise PlannerError(field, path, "exists already", "Name another file, or add --force")
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise PlannerError(field, path, "cannot be written (No such file or directory)", CHOOSE)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PlannerError(field, path, "cannot be written (Permission denied)", CHOOSE)
+
+
+def may_write_each(force: bool, inputs: Iterable[str | None] = (), **paths: str | os.PathLike[str] | None) -> None:
+    """`may_write` of several files by the options that name them, none of which may be another or an input."""
+    taken = {os.path.realpath(path): "a file that is read" for path in inputs if path is not None}
+    for field, path in paths.items():
+        may_write(path, force, field)
+        if path is None:
+            continue
+        real = os.path.realpath(path)
+        if real in taken:
+            raise PlannerError(field, path, f"is {taken[real]}, too", "Name another file")
+        taken[real] = f"the file of --{field}"
 
 
 def check_file(path: str | os.PathLike[str], field: str = "output") -> None:
@@ -83,6 +103,4 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
         temporary.replace(target)
     except OSError as error:
         temporary.unlink(missing_ok=True) if temporary.parent.is_dir() else None
-        raise PlannerError(
-            "output", path, f"cannot be written ({error.strerror})", "Choose a folder that exists and is yours"
-        ) from None
+        raise PlannerError("output", path, f"cannot be written ({error.strerror})", CHOOSE) from None

@@ -17,7 +17,7 @@ from planner import __version__
 from planner.basics import command, completion
 from planner.basics.errors import PlannerError
 from planner.basics.help_page import SAVE_OPTION, PagedCommand, SectionedOption, option
-from planner.basics.output import may_write
+from planner.basics.output import may_write_each
 from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
 from planner.cli.preset_names import kinds, of_kind, preset_names
@@ -164,17 +164,14 @@ def estimate(
     from planner.decide import estimate_json, strategies
     from planner.views.verdict import answer_text
 
-    may_write(output, force)
-    may_write(save, force, field="save")
+    may_write_each(force, (from_file,), output=output, save=save)
     if from_file is not None:
         return _estimate_from(from_file, given, output, as_json, save)
     question = options.question(given)
     with searching() as waiting:
         found = strategies.answer(question)
     text = estimate_json.as_json(found) if as_json else answer_text(found, terminal_width())
-    code = answered(text, found, output)
-    save_page(save, "answer_page", found)
-    return waiting.code(code)
+    return waiting.code(answered(text, found, output, lambda: save_page(save, "answer_page", found)))
 
 
 def _estimate_from(
@@ -196,9 +193,7 @@ def _estimate_from(
     say(merge.as_text(read), err=True)
     whole = estimate_json.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
     text = msgspec.json.encode(whole) if as_json else answer_text(found, terminal_width())
-    code = answered(text, found, output)
-    save_page(save, "answer_page", found)
-    return waiting.code(code)
+    return waiting.code(answered(text, found, output, lambda: save_page(save, "answer_page", found)))
 
 
 @planner.command(cls=QuestionCommand, example="planner explore --model 7b --gpus 32")
@@ -305,7 +300,7 @@ def show(plan_file: str, svg: str | None, force: bool, as_json: bool) -> int:
     from planner.spec.plan import read_plan, write_whole
 
     plan = read_plan(plan_file)
-    may_write(svg, force, field="svg")
+    may_write_each(force, (plan_file,), svg=svg)
     if svg is not None:
         from planner.views.svg.map import svg_of
 
@@ -341,13 +336,25 @@ def save_page(path: str | None, page: str, *answer: Any) -> None:
     say(f"wrote {path}", err=True)
 
 
-def answered(text: str | bytes, found: Any, output: str | None) -> int:
-    """Print the answer and `finish`: a plan is written even where stdout took not all of the answer."""
+def answered(text: str | bytes, found: Any, output: str | None, also: Callable[[], None] = lambda: None) -> int:
+    """Print the answer and `finish`: a plan and the page that `also` writes are written even where stdout took not all
+    of the answer."""
     try:
         say(text)
     finally:
-        code = finish(found, output)
+        try:
+            code = finish(found, output)
+        finally:
+            also()
     return code
+
+
+def said(text: str | bytes, path: str | None, page: str, *answer: Any) -> None:
+    """Print an answer and write its page, even where stdout took not all of the answer."""
+    try:
+        say(text)
+    finally:
+        save_page(path, page, *answer)
 
 
 def finish(found: Any, output: str | None) -> int:

@@ -16,7 +16,7 @@ from planner.ask import launchable, options
 from planner.basics.command import OneOf
 from planner.basics.completion import names
 from planner.basics.help_page import SAVE_OPTION, SectionedOption, option
-from planner.basics.output import may_write
+from planner.basics.output import may_write_each
 from planner.basics.progress import Cancelled
 from planner.basics.quantities import whole
 from planner.basics.saying import say, terminal_width
@@ -29,6 +29,7 @@ from planner.cli import (
     Methods,
     QuestionCommand,
     answered,
+    said,
     save_page,
     with_options,
 )  # fmt: skip
@@ -97,8 +98,7 @@ def recommend(
     tokens: str | None, samples: str | None, verbose: bool, as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """The best layouts of all engines that fit and can be launched."""
-    may_write(output, force)
-    may_write(save, force, field="save")
+    may_write_each(force, output=output, save=save)
     constraints = library.constraints(backend, any_runtime, deadline, tokens, samples, given, tie)
     library.check_objective(objective, given)
     question = options.question(given)
@@ -119,11 +119,8 @@ def recommend(
         text = ranking_text(reached, answer, verbose=verbose, width=terminal_width())
     told = trouble(reached.found, reached.fitted)
     if told is not None:
-        say(text)
+        said(text, save, "ranking_page", reached)
         unwritten = "" if output is None else f" {output} is not written."
         say(f"error: {told}{unwritten}", err=True)
-        code = NOTHING_FITS
-    else:
-        code = answered(text, reached.found, output)
-    save_page(save, "ranking_page", reached)
-    return waiting.code(code)
+        return waiting.code(NOTHING_FITS)
+    return waiting.code(answered(text, reached.found, output, lambda: save_page(save, "ranking_page", reached)))

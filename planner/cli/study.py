@@ -15,7 +15,7 @@ import click
 from planner.basics.completion import paths
 from planner.basics.errors import PlannerError
 from planner.basics.help_page import FORCE_OPTION, SAVE_OPTION, PagedCommand, SectionedOption, option
-from planner.basics.output import may_write
+from planner.basics.output import may_write, may_write_each
 from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
 from planner.cli import (
@@ -23,7 +23,7 @@ from planner.cli import (
     JSON_OPTION,
     NOTHING_FITS,
     QuestionCommand,
-    save_page,
+    said,
     tell,
     with_options,
 )
@@ -59,9 +59,9 @@ def fit(
     may_write(save, force, field="save")
     with searching() as waiting:
         found = library.fit(what=what, max_gpus=max_gpus, seq_step=seq_step, any_runtime=bool(any_runtime), **given)
-    say(fits.as_json(found) if as_json else fit_text(found, terminal_width()))
+    text = fits.as_json(found) if as_json else fit_text(found, terminal_width())
+    said(text, save, "fit_page", found)
     tell(found.question.notes)
-    save_page(save, "fit_page", found)
     missing = [one for one in found.found if one.value is None and not one.interrupted]
     for told, some in (
         ("nothing fits", [one.quantity for one in missing if not one.refused]),
@@ -106,9 +106,9 @@ def sweep(
     may_write(save, force, field="save")
     with searching() as waiting:
         found = library.sweep(worth=worth, any_runtime=bool(any_runtime), **given)
-    say(sweeps.as_json(found) if as_json else sweep_text(found, terminal_width()))
+    text = sweeps.as_json(found) if as_json else sweep_text(found, terminal_width())
+    said(text, save, "sweep_page", found)
     tell(found.question.notes)
-    save_page(save, "sweep_page", found)
     if all(point.best is None for point in found.points):
         say("error: nothing fits and launches at any of these sizes.", err=True)
         return NOTHING_FITS
@@ -162,9 +162,9 @@ def cost(any_runtime: bool | None, save: str | None, force: bool, as_json: bool,
     may_write(save, force, field="save")
     with searching() as waiting:
         found = library.cost(any_runtime=bool(any_runtime), **given)
-    say(costs.as_json(found) if as_json else cost_text(found, terminal_width()))
+    text = costs.as_json(found) if as_json else cost_text(found, terminal_width())
+    said(text, save, "cost_page", found)
     tell(found.question.notes)
-    save_page(save, "cost_page", found)
     return waiting.code(0)
 
 
@@ -176,7 +176,7 @@ def argument(**given: Any) -> None:
     """The options inside one argument of compare: they are parsed, and nothing is called."""
 
 
-OUTSIDE = ("--json", "--verbose", "--help", "-h")
+OUTSIDE = ("--json", "--verbose", "--save", "--force", "--help", "-h")
 """Options of the whole comparison."""
 
 
@@ -218,16 +218,16 @@ def compare(
     from planner.views.compare import compare_text
     from planner.views.decision import decision_text
 
-    may_write(save, force, field="save")
+    may_write_each(force, arguments, save=save)
     named = [(typed, _as_given(place, typed)) for place, typed in enumerate(arguments, 1)]
     with searching() as waiting:
         found = library.side_by_side(named, any_runtime=bool(any_runtime))
     if isinstance(found, comparisons.Comparison):
-        say(comparisons.as_json(found) if as_json else compare_text(found, terminal_width()))
-        save_page(save, "compare_page", found)
+        text = comparisons.as_json(found) if as_json else compare_text(found, terminal_width())
+        said(text, save, "compare_page", found)
         return 0
-    say(decisions.as_json(found) if as_json else decision_text(found, terminal_width(), verbose=verbose))
-    save_page(save, "decision_page", found)
+    text = decisions.as_json(found) if as_json else decision_text(found, terminal_width(), verbose=verbose)
+    said(text, save, "decision_page", found)
     for place, one in enumerate(found.choices, 1):
         tell(f"argument {place}: {note}" for note in one.found.notes)
     if not found.fitting:

@@ -18,12 +18,13 @@ from planner.ask import options
 from planner.basics.completion import paths
 from planner.basics.errors import PlannerError
 from planner.basics.help_page import SAVE_OPTION, option
-from planner.basics.output import may_write, write_whole
+from planner.basics.output import may_write_each, write_whole
 from planner.basics.quantities import format_seconds, wholes
 from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
-from planner.cli import JSON_OPTION, QuestionCommand, save_page, tell, with_options
+from planner.cli import JSON_OPTION, QuestionCommand, said, tell, with_options
 from planner.decide import explanation, strategies
+from planner.decide.levers import of_memory
 from planner.figures.timeline import Timeline, timeline
 from planner.parallelism.case import Case
 from planner.spec.calibration import Calibration, calibration
@@ -31,6 +32,7 @@ from planner.spec.options import LARGEST_COUNT
 from planner.spec.plan import Plan, read_plan
 from planner.spec.spans import Profile, read_profiles
 from planner.views.scene import time as views
+from planner.views.shown import SAID
 
 TOLD_SHARE = 1e-3
 """Of a plan's step time, from which it is told that another one is drawn."""
@@ -69,8 +71,7 @@ def show_timeline(
 ) -> int:
     """One step on an axis of time, stream by stream. It is a step of PLAN, of the layout that the options ask for, or
     of a run."""
-    for path, field in ((svg, "svg"), (trace, "trace"), (save, "save")):
-        may_write(path, force, field=field)
+    may_write_each(force, (plan_file,), svg=svg, trace=trace, save=save)
     asked = wholes("stages", stages, 0, LARGEST_COUNT)
     run = None if beside is None else _run_plan(beside)
     profiles = () if beside is None else _profiles(beside)
@@ -91,8 +92,8 @@ def show_timeline(
         from planner.views.trace import trace_of
 
         _write(trace, trace_of(axis))
-    say(_json(case, found, profiles, asked) if as_json else _text(some, left_out))
-    save_page(save, "timeline_page", found, some, left_out)
+    text = _json(case, found, profiles, asked) if as_json else _text(some, left_out)
+    said(text, save, "timeline_page", found, some, left_out)
     return waiting.code(0)
 
 
@@ -108,8 +109,10 @@ def _case(given: dict[str, Any], plan_file: str | None, run: Plan | None) -> tup
         named, folders = given.get("calibration"), tuple(given.get("presets") or ())
         return Case.of(plan), calibration(named, folders) if named else calibration(folders=folders), plan
     found = strategies.answer(options.question(given))
+    one = explanation.chosen(found)
     tell(found.question.notes)
-    return explanation.chosen(found).case, found.question.calibration, None
+    tell([] if one.fits or one.verdict is None else [f"this layout {SAID[one.verdict]}: {of_memory(one)}"])
+    return one.case, found.question.calibration, None
 
 
 def _otherwise(plan: Plan | None, step_s: float) -> tuple[str, ...]:

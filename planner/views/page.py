@@ -23,7 +23,7 @@ MOST_BYTES = 300_000
 """Of a page: what every mail and chat takes. Sections that may be left out are, the last first, until it is smaller."""
 
 STYLE = """
-body { margin: 2em auto; max-width: 64em; padding: 0 1em; color: #1f2328; background: #fff;
+body { margin: 2em auto; max-width: 76em; padding: 0 1em; color: #1f2328; background: #fff;
   font: 16px/1.5 system-ui, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif; }
 h1 { font-size: 1.6em; line-height: 1.25; } h2 { font-size: 1.2em; margin-top: 2em; }
 table { border-collapse: collapse; font-size: .86em; display: block; overflow-x: auto; }
@@ -62,7 +62,8 @@ class Section(msgspec.Struct, frozen=True):
 
 def page_of(title: str, lead: Iterable[str], sections: Sequence[Section], command: str) -> bytes:
     """The file. `title` and `lead` stand before every section, `command` in the foot."""
-    kept, lead = list(sections), list(lead)
+    kept = [one for one in sections if one.elements or one.facts or one.pictures or one.source]
+    lead = list(lead)
     left: list[str] = []
     while True:
         whole = _page(title, lead, kept, command, left)

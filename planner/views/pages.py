@@ -74,8 +74,8 @@ def fit_page(found: FitLimits, command: str) -> bytes:
              for fact in _facts(one.best, f"answers.{place}.best", SHORT, f"{NAMES[one.quantity]}, ")]  # fmt: skip
     title = f"{headline(found.question)}: what fits"
     view = fit_view(found)
-    return page_of(title, (), [Section("The edges", view[1:]), Section("Their layouts", facts=facts), *_beside(best)],
-                   command)  # fmt: skip
+    sections = [Section("The edges", view[1:]), *_beside(best), Section("Figures", facts=facts, folded=True)]
+    return page_of(title, (), sections, command)
 
 
 def sweep_page(found: Sweep, command: str) -> bytes:
@@ -84,7 +84,7 @@ def sweep_page(found: Sweep, command: str) -> bytes:
     facts = [fact for place, one in enumerate(found.points) if one.best
              for fact in _facts(one.best, f"points.{place}.best", SHORT, f"{one.gpus:,} GPUs, ")]  # fmt: skip
     view = sweep_view(found)
-    sections = [Section("Size by size", view[1:]), *_beside(best), Section("Figures", facts=facts)]
+    sections = [Section("Size by size", view[1:]), *_beside(best), Section("Figures", facts=facts, folded=True)]
     return page_of(str(view[0]), (), sections, command)
 
 
@@ -103,7 +103,7 @@ def compare_page(found: Comparison, command: str) -> bytes:
     sections = [
         Section("Figures", facts=facts),
         *_beside(sides),
-        Section("Side by side", compare_view(found)),
+        Section("What differs", compare_view(found)),
         *(Section(f"Where the ranks of {name} are", pictures=(map.svg_of(plan),), spare=True) for name, plan in sides),
     ]
     return page_of(" or ".join(side.name for side in found.sides), (), sections, command)
@@ -124,7 +124,7 @@ def decision_page(found: Decision, command: str) -> bytes:
     sections = [
         Section("Question by question", view[2:]),
         *_beside(sides),
-        Section("Figures", facts=facts),
+        Section("Figures", facts=facts, folded=True),
         *(
             Section(f"{letter}: where the ranks are", pictures=(map.svg_of(one.plan),), spare=True)
             for _, (letter, one) in named

@@ -7,8 +7,11 @@ Not here: what a picture shows (test_scenes.py), or which sentences an answer ha
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +139,41 @@ def test_a_page_that_would_be_too_large_leaves_out_the_last_that_may_be_left_out
     page = page_of("title", (), sections, "planner estimate").decode()
     assert len(page) <= MOST_BYTES and "<h2>First</h2>" in page and "<h2>Second</h2>" not in page
     assert "Left out, since the page would be too large: Second." in page
+
+
+def test_two_outputs_are_never_one_file_and_none_is_an_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PlannerError, match=r"save=\./both: is the file of --output, too"):
+        asked(["recommend", "--model", "7b", "--gpus", "8", "-o", "both", "--save", "./both", "--json"], capsys)
+    asked(["recommend", "--model", "7b", "--gpus", "8", "-o", "plan.json", "--json"], capsys)
+    plan = Path("plan.json").read_bytes()
+    with pytest.raises(PlannerError, match=r"save=plan\.json: is a file that is read, too"):
+        asked(["timeline", "plan.json", "--save", "plan.json", "--force", "--json"], capsys)
+    with pytest.raises(PlannerError, match="save=page: is the file of --svg, too"):
+        asked(["timeline", "plan.json", "--svg", "page", "--save", "page", "--json"], capsys)
+    with pytest.raises(PlannerError, match=r"save=no/page\.html: cannot be written"):
+        asked(["estimate", "--model", "7b", "--gpus", "8", "--save", "no/page.html", "--json"], capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"] and Path("plan.json").read_bytes() == plan
+
+
+def test_a_page_is_written_where_the_reader_of_stdout_is_gone(tmp_path: Path) -> None:
+    path, program = tmp_path / "page.html", "from planner.cli import main; main()"
+    ours, theirs = os.pipe()
+    os.close(ours)
+    words = ["estimate", "--model", "7b", "--gpus", "8", "--save", str(path)]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], stdout=theirs, stderr=subprocess.PIPE, check=False, timeout=300
+    )
+    os.close(theirs)
+    assert path.read_text().endswith("</html>\n"), done.stderr
+
+
+def test_a_step_of_a_layout_that_does_not_fit_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["timeline", "--model", "405b", "--gpus", "8", "--dp-shard", "8"]
+    planner.main(words, standalone_mode=False, prog_name="planner", obj=words)
+    assert "note: this layout does not fit: " in capsys.readouterr().err
 
 
 def test_a_page_is_written_whole_and_replaces_a_file_only_when_told(

@@ -8,12 +8,12 @@ from __future__ import annotations
 from planner.basics.quantities import format_bytes
 from planner.views.cells.bars import CAPACITY, bar, legend, scale_bytes
 from planner.views.scene import kinds_of
-from planner.views.scene.memory import Memory
+from planner.views.scene.memory import MemoryLanes
 
 LEAST_ROOM = 10
 
 
-def memory_lines(memory: Memory, width: int) -> list[str]:
+def memory_lines(memory: MemoryLanes, width: int) -> list[str]:
     """The bars, as wide as there is room, and what their characters mean."""
     lanes, kinds = memory.lanes, kinds_of(memory.lanes)
     totals = [format_bytes(lane.end) for lane in lanes]

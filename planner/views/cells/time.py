@@ -55,7 +55,7 @@ def text(axis: Axis, left_out: Sequence[int], width: int, longest: int | None = 
     lines.append(broken(f"A column is {_fine(shown.end_s / room)}{_reading(used)}.", longest))
     if fold.folds:
         cycles = ", then ".join(f"{one.cycles} cycles of {_fine(one.period_s)}" for one in fold.folds)
-        lines.append(broken(f"{FOLD} leaves out {cycles}; the cycles of a fold are alike.", longest))
+        lines.append(broken(f"{FOLD} leaves out {cycles}, each like the two beside it, and takes one column.", longest))
     if left_out:
         noun = "Stage" if len(left_out) == 1 else "Stages"
         said = f"{noun} {ranges_text(left_out)} {'is' if len(left_out) == 1 else 'are'} left out"

@@ -62,6 +62,6 @@ def stacked(name: str, parts: Iterable[tuple[str, float, str]]) -> Lane:
 
 
 def kinds_of(lanes: Iterable[Lane]) -> tuple[str, ...]:
-    """Every kind on some lanes: what is on a card in the order of TERMS, others in order of first appearance."""
+    """Every kind on some lanes: in the order of TERMS where all are on a card, else in order of first appearance."""
     found = dict.fromkeys(one.kind for lane in lanes for one in lane.rectangles)
-    return (*(kind for kind in TERMS if kind in found), *(kind for kind in found if kind not in TERMS))
+    return tuple(kind for kind in TERMS if kind in found) if found.keys() <= set(TERMS) else tuple(found)

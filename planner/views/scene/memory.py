@@ -18,7 +18,7 @@ from planner.views.scene import OVERHEAD, Lane, stacked
 ON_CARD = "on the card"
 
 
-class Memory(msgspec.Struct, frozen=True):
+class MemoryLanes(msgspec.Struct, frozen=True):
     """`phases` are live bytes by term, a lane a phase; `card` is the fullest phase with the overhead, `peak` its name.
 
     `capacity_bytes` is the card's memory, None where it is unknown; 90 % of measured runs lie from `low_bytes` to
@@ -43,13 +43,13 @@ class Memory(msgspec.Struct, frozen=True):
         return max(lane.end for lane in self.phases)
 
 
-def memory_of(one: Estimate) -> Memory:
+def memory_of(one: Estimate) -> MemoryLanes:
     """The memory of an estimate."""
     memory, card = one.memory, one.case.cluster.gpu
     return _memory(memory.phases, memory.device_bytes, card.memory_bytes, one.low_bytes, one.high_bytes)
 
 
-def memory_of_plan(plan: Plan) -> Memory | None:
+def memory_of_plan(plan: Plan) -> MemoryLanes | None:
     """The memory that a plan predicts; None where it predicts none."""
     shown = shown_by(plan)
     if shown is None:
@@ -59,7 +59,7 @@ def memory_of_plan(plan: Plan) -> Memory | None:
 
 def _memory(
     phases: Sequence[PhaseMemory], device_bytes: float, capacity: float | None, *band: float
-) -> Memory:  # fmt: skip
+) -> MemoryLanes:  # fmt: skip
     lanes = tuple(
         stacked(one.phase, ((kind_of(term), size, f"bytes.{one.phase}.{term}") for term, size in one.terms.items()))
         for one in phases
@@ -67,7 +67,7 @@ def _memory(
     fullest = max(lanes, key=lambda lane: lane.end)
     parts = [(one.kind, one.size, one.key) for one in fullest.rectangles]
     card = stacked(ON_CARD, [*parts, (OVERHEAD, device_bytes - fullest.end, "estimate.memory.breakdown.overhead")])
-    return Memory(lanes, card, fullest.name, capacity, *band)
+    return MemoryLanes(lanes, card, fullest.name, capacity, *band)
 
 
 def kind_of(term: str) -> str:

@@ -26,6 +26,8 @@ TOLD_SHARE = 1e-3
 """Of the step, from which spans without room on a stage are listed."""
 
 MOST_FOLDS = 8
+LEAST_CYCLES = 4
+"""That a fold leaves out."""
 KEPT_CYCLES = 2
 """Of a steady state that is folded."""
 MOST_LATER = 64
@@ -142,7 +144,7 @@ def _fold_of(axis: Axis) -> Fold | None:
         apart = [at for some in passes for at in _breaks(some, period_s, later)]
         begin_s, end_s = _longest_between(sorted({0.0, axis.end_s, *apart}))
         cycles = int((end_s - begin_s) / period_s + ALIKE) - KEPT_CYCLES
-        if cycles > 0 and (best is None or cycles * period_s > best.cycles * best.period_s):
+        if cycles >= LEAST_CYCLES and (best is None or cycles * period_s > best.cycles * best.period_s):
             best = Fold(begin_s + period_s, cycles, period_s)
     return best
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from planner.basics.quantities import format_bytes, format_seconds
 from planner.views.scene import TERMS, Lane, kinds_of
 from planner.views.scene.difference import Difference
-from planner.views.scene.memory import Memory
+from planner.views.scene.memory import MemoryLanes
 from planner.views.scene.why import SAVED, Why
 from planner.views.svg.canvas import FAINT, FILLS, INK, PANEL, Canvas, fill_of, fitting
 
@@ -22,7 +22,7 @@ BAND = 7
 SPARE = 1.04
 
 
-def memory_svg(memory: Memory) -> bytes:
+def memory_svg(memory: MemoryLanes) -> bytes:
     """Memory by phase, with the card's end and the band of measured runs."""
     canvas = _canvas("Memory of the fullest rank by phase", f"{format_bytes(memory.card.end)} on the card")
     low, high = memory.low_bytes, memory.high_bytes
@@ -100,8 +100,8 @@ def _band(canvas: Canvas, low: float, high: float, full: float, y: float) -> flo
     canvas.line((left, middle), (right, middle), width=1.4)
     canvas.line((right, y), (right, y + BAND), width=1.4)
     words = f"90 % of measured runs: {format_bytes(low)} to {format_bytes(high)}"
-    canvas.text(MARGIN, y + BAND + 2, words, size=12, colour=FAINT)
-    return y + BAND + GAP + 4
+    canvas.text(MARGIN, y + BAND + 12, words, size=12, colour=FAINT)
+    return y + BAND + GAP + 12
 
 
 def _foot(canvas: Canvas, lanes: Sequence[Lane], capacity: float | None, full: float, y: float) -> float:
