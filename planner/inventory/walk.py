@@ -144,9 +144,10 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
 
 
 def _by_kind(held: Sequence[Live], dense: int, layers: int) -> tuple[Live, Live]:
-    """What one layer of each kind adds, from what is held before the first layer and after each."""
+    """What one layer of each kind adds, from what is held before the first layer and after each: the last that is
+    walked, since masks count as activations from the first layer on whose graph saves them."""
     more = [
-        _minus(held[at + min(count, 2)], held[at + min(count, 2) - 1]) if count else (NOTHING,) * len(TERMS)
+        _minus(held[at + min(count, SAMPLE)], held[at + min(count, SAMPLE) - 1]) if count else (NOTHING,) * len(TERMS)
         for at, count in ((0, dense), (dense, layers))
     ]
     return more[0], more[1]
