@@ -25,6 +25,7 @@ SHORT = 2
 """Reasons of a choice that are shown without --verbose."""
 SAME = 1.0005
 """A ratio below which two figures are printed as the same."""
+ALIKE = {"money": "cost as much", "run_s": "take as long", "seconds_per_token": "are as fast"}
 WHAT = {"money": "money", "run_s": "time", "seconds_per_token": "speed"}
 
 
@@ -69,6 +70,10 @@ def verdict_sentence(found: Decision) -> str:
         return f"Only {letters[found.fitting[0]]} has a layout that fits and launches."
     if not leads:
         return "Which is cheapest or fastest is not known: no time is predicted for two of them."
+    if all(lead.ratio is not None and lead.ratio < SAME for _, lead in leads):
+        lead = leads[0][1]
+        alike = " and ".join(ALIKE[one.figure] for _, one in leads)
+        return f"{letters[lead.place]} and {letters[lead.next]} {alike}."
     told = [f"{word}{_of_those(found, lead)} ({_margin(found, lead)})" for word, lead in leads]
     first, *other = (letters[lead.place] for _, lead in leads)
     told[1:] = [words if other == [first] else f"{other[0]} is {words}" for words in told[1:]]

@@ -193,6 +193,12 @@ def test_the_answer_comes_first_and_says_what_is_not_certain():
     assert f"{less:.1%} less than A" in first
 
 
+def test_equal_questions_have_no_winner():
+    question = {"model": "8b", "gpus": 16, "tokens": 10**9, "price_per_gpu_hour": 2}
+    found = planner.compare(question, dict(question))
+    assert verdict_sentence(found) == "A and B cost as much and take as long."
+
+
 def test_ranges_that_do_not_overlap_are_certain():
     dear = "--model 7b --tokens 10B --price-per-gpu-hour 20 --gpus 8"
     _, out, _ = captured(["compare", dear, f"{SEVEN_B} --gpus 128"], planner_command)
