@@ -23,7 +23,7 @@ from planner.studies import decision
 from planner.views.decision import SHORT, decision_text, verdict_sentence
 from scripts.fuzz import captured
 
-PAIRS, SEED = 24, 3
+PAIRS, IN_CI, SEED = 24, 8, 3
 SIZES = {"tiny-llama": ("8",), "1b": ("1", "8"), "8b": ("1", "8", "12"), "13b": ("2", "8"), "70b": ("2", "8")}
 CLUSTERS = ("--cluster dgx-h100", "--cluster dgx-a100", "--gpu rtx-4090 --host-memory 32gib")
 METHODS = ("", "", "--method full", "--method lora")
@@ -104,6 +104,7 @@ def kind(question: str) -> str:
     return "adapters" if "--method" not in question and method != "full" else "fits"
 
 
+@pytest.mark.long
 def test_the_draw_has_questions_of_every_kind():
     kinds = [tuple(map(kind, pair)) for pair in drawn()]
 
@@ -112,7 +113,11 @@ def test_the_draw_has_questions_of_every_kind():
     assert any(not describes_run(question) for question in chain(*drawn()))
 
 
-@pytest.mark.parametrize("pair", drawn(), ids=range(PAIRS))
+@pytest.mark.parametrize(
+    "pair",
+    [pair if place < IN_CI else pytest.param(pair, marks=pytest.mark.long) for place, pair in enumerate(drawn())],
+    ids=range(PAIRS),
+)
 def test_figures_are_those_of_cost_and_recommend_asked_alone(pair: tuple[str, str]):
     code, found, err = compared(*pair)
     refused = [(place, told) for place, one in enumerate(pair, 1) if (told := refused_alone(one)) is not None]
