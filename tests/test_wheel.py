@@ -44,14 +44,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("*.whl"))
 
 
-@pytest.fixture(scope="module")
-def installed(wheel: Path) -> Path:
-    """A fresh environment's folder of commands; packages but ours are those of this environment."""
-    fresh = wheel.parent / "fresh"
+def environment(wheel: Path, name: str) -> tuple[Path, Path]:
+    """(a fresh environment that has the wheel alone, its folder of packages)."""
+    fresh = wheel.parent / name
     venv.create(fresh, with_pip=False, symlinks=True)
     python = fresh / "bin" / "python"
     done(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel, cwd=fresh)
     (packages,) = fresh.glob("lib/python*/site-packages")
+    return fresh, packages
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path) -> Path:
+    """A fresh environment's folder of commands; packages but ours are those of this environment."""
+    fresh, packages = environment(wheel, "fresh")
+    python = fresh / "bin" / "python"
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     where = done(python, "-c", "import planner; print(planner.__file__)", cwd=fresh)
     assert where.startswith(str(fresh)), where
@@ -61,11 +68,7 @@ def installed(wheel: Path) -> Path:
 @pytest.fixture(scope="module")
 def bare(wheel: Path) -> Path:
     """A fresh environment's folder of commands, with the packages that the wheel itself depends on and no other."""
-    fresh = wheel.parent / "bare"
-    venv.create(fresh, with_pip=False, symlinks=True)
-    python = fresh / "bin" / "python"
-    done(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel, cwd=fresh)
-    (packages,) = fresh.glob("lib/python*/site-packages")
+    fresh, packages = environment(wheel, "bare")
     for name in dependencies("meshwright"):
         for file in distribution(name).files or ():
             top = file.parts[0]

@@ -76,8 +76,9 @@ class Waiting:
         return seen if self._searches <= 1 else f"search {self._searches}: {seen}"
 
     def _draw(self, seconds: float) -> None:
-        line = f"{self._seen()}, {seconds:.0f} s; Ctrl-C keeps the best so far"
-        sys.stderr.write(ERASE + line[: columns() - 1])
+        line, hint = f"{self._seen()}, {seconds:.0f} s", "; Ctrl-C keeps the best so far"
+        room = columns() - 1
+        sys.stderr.write(ERASE + (line + hint if len(line + hint) <= room else line[:room]))
         sys.stderr.flush()
         self._drawn = True
 
