@@ -101,3 +101,23 @@ def test_the_first_screen_is_as_drawn(name: str, folder: Path) -> None:
 
 def test_there_is_a_screen_for_each_name() -> None:
     assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(SCREENS)
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(100, marks=pytest.mark.long)])
+def test_the_answer_is_the_first_or_the_last_paragraph(count: int) -> None:
+    """Of estimate and recommend the last; of fit and sweep the table that follows one headline."""
+    seen = 0
+    for given in islice(drawn(2030), count):
+        for face in (library.estimate, library.recommend):
+            found = asked(lambda face=face, given=given: face(**given))
+            if found is None or not found.estimates:
+                continue
+            last = as_text(elements_of(found), 80).rstrip().split("\n\n")[-1]
+            begun = "* recommended: " if found.best is not None else ("Nothing", "Full training", "What", "The ", "No ")
+            assert last.startswith(begun), last
+            seen += 1
+        limits = asked(lambda given=given: library.fit(what="gpus", **given))
+        if limits is not None:
+            tables = [place for place, one in enumerate(elements_of(limits)) if isinstance(one, Table)]
+            assert tables and tables[0] <= 2
+    assert seen > count
