@@ -121,6 +121,9 @@ def model_of(given: Given, folders: Folders) -> ModelSpec:
     sizes = [option.name for option in of_part("model") if given.get(option.name) is not None]
     if name is None and sizes:
         return _model_of_sizes(given)
+    if name is None and value("checkpoint", given) is not None:
+        rule = "is not a folder here, and no model is named beside it"
+        raise PlannerError("checkpoint", given["checkpoint"], rule, "Give the folder of a model, or --model NAME, too")
     if name is None:
         raise PlannerError(
             "model", None, "is missing", "Give --model 7b, a config.json or its folder, or --layers, --hidden, ..."

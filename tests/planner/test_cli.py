@@ -134,6 +134,11 @@ def test_a_checkpoint_of_adapters_alone_is_no_model(
     assert told == f"error: checkpoint={tmp_path}: holds adapters alone, no model. Merge them into their model first."
 
 
+def test_a_checkpoint_that_is_not_here_is_named_not_the_model(capsys: pytest.CaptureFixture[str]):
+    told = refused(capsys, "estimate", "--checkpoint", "my-model", "--gpus", "2")
+    assert told.startswith("error: checkpoint=my-model: is not a folder here, and no model is named beside it. Give ")
+
+
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_explain_of_a_strategy_without_a_layout_says_which(form: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
     asked = ("--model", "7b", "--gpus", "1", "--runtime", "single", "--recompute", "sac:matmul")
