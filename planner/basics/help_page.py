@@ -159,3 +159,4 @@ SAVE_OPTION = option(
     help="Write the answer as one HTML page to send: --save page.html.",
 )  # fmt: skip
 FORCE_OPTION = option("output", "--force", is_flag=True, help="Overwrite an existing page.")
+WHY_OPTION = option("output", "--why", is_flag=True, help="All reasons. Default: the first two on a terminal.")

@@ -29,6 +29,11 @@ def terminal_width() -> int | None:
     return columns if colours_off() else ColourColumns(columns)
 
 
+def tells_all(asked: bool) -> bool:
+    """Whether details are printed: where they are asked for, and into a file or a pipe."""
+    return asked or not sys.stdout.isatty()
+
+
 def say(text: str | bytes, *, err: bool = False, nl: bool = True) -> None:
     """Print a text for people, or encoded JSON (bytes), each with its escapes."""
     shown = in_json(text) if isinstance(text, bytes) else text if isinstance(text, Coloured) else for_terminal(text)

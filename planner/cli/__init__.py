@@ -16,9 +16,9 @@ import click
 from planner import __version__
 from planner.basics import command, completion
 from planner.basics.errors import PlannerError
-from planner.basics.help_page import SAVE_OPTION, PagedCommand, SectionedOption, option
+from planner.basics.help_page import SAVE_OPTION, WHY_OPTION, PagedCommand, SectionedOption, option
 from planner.basics.output import may_write_each
-from planner.basics.saying import say, terminal_width
+from planner.basics.saying import say, tells_all, terminal_width
 from planner.basics.waiting import searching
 from planner.cli.preset_names import kinds, of_kind, preset_names
 
@@ -155,9 +155,10 @@ def planner() -> None:
 
 
 @planner.command(cls=QuestionCommand, example="planner estimate --model 7b --gpus 32")
-@with_options(*OUTPUT_OPTIONS, SAVE_OPTION, FROM_OPTION, JSON_OPTION)
+@with_options(*OUTPUT_OPTIONS, SAVE_OPTION, FROM_OPTION, WHY_OPTION, JSON_OPTION)
 def estimate(
-    output: str | None, save: str | None, force: bool, from_file: str | None, as_json: bool, **given: Any
+    output: str | None, save: str | None, force: bool, from_file: str | None, why: bool, as_json: bool,
+    **given: Any,
 ) -> int:  # fmt: skip
     """Each strategy at its best layout, or the layout given."""
     from planner.ask import options
@@ -166,16 +167,16 @@ def estimate(
 
     may_write_each(force, (from_file,), output=output, save=save)
     if from_file is not None:
-        return _estimate_from(from_file, given, output, as_json, save)
+        return _estimate_from(from_file, given, output, save, why=why, as_json=as_json)
     question = options.question(given)
     with searching() as waiting:
         found = strategies.answer(question)
-    text = estimate_json.as_json(found) if as_json else answer_text(found, terminal_width())
+    text = estimate_json.as_json(found) if as_json else answer_text(found, terminal_width(), why=tells_all(why))
     return waiting.code(answered(text, found, output, lambda: save_page(save, "answer_page", found)))
 
 
 def _estimate_from(
-    path: str, given: dict[str, Any], output: str | None, as_json: bool, save: str | None
+    path: str, given: dict[str, Any], output: str | None, save: str | None, *, why: bool, as_json: bool
 ) -> int:  # fmt: skip
     """The file's options under the command line's; what was made of it goes to stderr, and into the JSON."""
     import msgspec
@@ -192,7 +193,7 @@ def _estimate_from(
         found = strategies.answer(question)
     say(merge.as_text(read), err=True)
     whole = estimate_json.answer_dict(found) | {"from": merge.as_json(read)} if as_json else {}
-    text = msgspec.json.encode(whole) if as_json else answer_text(found, terminal_width())
+    text = msgspec.json.encode(whole) if as_json else answer_text(found, terminal_width(), why=tells_all(why))
     return waiting.code(answered(text, found, output, lambda: save_page(save, "answer_page", found)))
 
 

@@ -15,11 +15,11 @@ import msgspec
 from planner.ask import launchable, options
 from planner.basics.command import OneOf
 from planner.basics.completion import names
-from planner.basics.help_page import SAVE_OPTION, SectionedOption, option
+from planner.basics.help_page import SAVE_OPTION, WHY_OPTION, SectionedOption, option
 from planner.basics.output import may_write_each
 from planner.basics.progress import Cancelled
 from planner.basics.quantities import whole
-from planner.basics.saying import say, terminal_width
+from planner.basics.saying import say, tells_all, terminal_width
 from planner.basics.waiting import searching
 from planner.cli import (
     ANY_RUNTIME_OPTION,
@@ -90,12 +90,14 @@ class Recommending(QuestionCommand):
     option("run", "--tokens", metavar="N", help="Tokens of the run with a deadline, such as 2T or 300B."),
     option("run", "--samples", metavar="N", help="Or its sequences of --seq-len tokens, such as 1M."),
     option("output", "--verbose", is_flag=True, help="Also how many layouts each rule turned away."),
+    WHY_OPTION,
     JSON_OPTION,
 )
 def recommend(
     output: str | None, save: str | None, force: bool, objective: str, top: str | None, pareto: str | None,
     why_not: str | None, backend: str | None, any_runtime: bool | None, tie: str | None, deadline: str | None,
-    tokens: str | None, samples: str | None, verbose: bool, as_json: bool, **given: Any,
+    tokens: str | None, samples: str | None, verbose: bool, why: bool,
+    as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """The best layouts of all engines that fit and can be launched."""
     may_write_each(force, output=output, save=save)
@@ -116,7 +118,7 @@ def recommend(
         }
         text: str | bytes = msgspec.json.encode(whole_answer)
     else:
-        text = ranking_text(reached, answer, verbose=verbose, width=terminal_width())
+        text = ranking_text(reached, answer, verbose=verbose, why=tells_all(why), width=terminal_width())
     told = trouble(reached.found, reached.fitted)
     if told is not None:
         said(text, save, "ranking_page", reached)

@@ -30,13 +30,16 @@ from planner.views.verdict import verdict_text, verdicts_text, why_text
 
 
 def ranking_text(
-    reached: Reached, why_not: WhyNot | None = None, *, verbose: bool = False, width: int | None = None
-) -> str:
+    reached: Reached, why_not: WhyNot | None = None, *, verbose: bool = False, why: bool = True,
+    width: int | None = None,
+) -> str:  # fmt: skip
     """`planner recommend` as text."""
-    return as_text(ranking_view(reached, why_not, verbose=verbose), width)
+    return as_text(ranking_view(reached, why_not, verbose=verbose, why=why), width)
 
 
-def ranking_view(reached: Reached, why_not: WhyNot | None = None, *, verbose: bool = False) -> list[Element]:
+def ranking_view(
+    reached: Reached, why_not: WhyNot | None = None, *, verbose: bool = False, why: bool = True
+) -> list[Element]:  # fmt: skip
     """Objective, table, notes, counts, Pareto front, reasons, the named layout, and last the verdict; `verbose` also
     counts what each rule turned away."""
     found = reached.found
@@ -56,7 +59,7 @@ def ranking_view(reached: Reached, why_not: WhyNot | None = None, *, verbose: bo
     parts += counts_text(found, verbose=verbose)
     if found.front:
         parts += ["", *_front(found)]
-    parts += why_text(found)
+    parts += why_text(found, why=why)
     if why_not is not None:
         parts += ["", f"Why not {layout_text(why_not.layout)} ({_batch(why_not.layout)})? {why_not.sentence}"]
     return [*parts, "", *verdict_text(found, reached.fitted)]

@@ -26,6 +26,8 @@ from planner.views.render import assumed_text, headline, layouts_table
 
 LEAST_SHOWN = 0.0005
 """Share of a step that is printed as more than nothing."""
+SHOWN_REASONS = 2
+"""On a terminal, where --why does not ask for all."""
 VERDICTS = {
     "likely": "Likely: should fit; the top of the band does not.",
     "close": "Close: only the bottom of the band fits.",
@@ -176,12 +178,12 @@ def _saved(lever: Lever) -> str:
 # -- An answer whole ---------------------------------------------------------------------------------------------------
 
 
-def answer_text(found: Answer, width: int | None = None) -> str:
+def answer_text(found: Answer, width: int | None = None, *, why: bool = True) -> str:
     """`planner estimate` as text."""
-    return as_text(answer_view(found), width)
+    return as_text(answer_view(found, why=why), width)
 
 
-def answer_view(found: Answer) -> list[Element]:
+def answer_view(found: Answer, *, why: bool = True) -> list[Element]:
     """The table of strategies, why some do not fit or are not there, the reasons, and last the recommendation."""
     parts: list[Element] = [headline(found.question), ""]
     if found.estimates:
@@ -194,14 +196,16 @@ def answer_view(found: Answer) -> list[Element]:
     parts += [
         *assumed_text(found.question, found.estimates),
         *verdicts_text(found.estimates),
-        *why_text(found),
+        *why_text(found, why=why),
         "",
         *verdict_text(found),
     ]
     return parts
 
 
-def why_text(found: Answer) -> list[str]:
-    """The reasons, one a line."""
+def why_text(found: Answer, *, why: bool = True) -> list[str]:
+    """The reasons, one a line; without `why` the first of them, and how the others are shown."""
     told = [f"{ITEM}{one.text}" for one in reasons_of(found)]
+    if not why and len(told) > SHOWN_REASONS:
+        told[SHOWN_REASONS:] = [f"{len(told) - SHOWN_REASONS} more reasons: --why."]
     return ["", *told] if told else []

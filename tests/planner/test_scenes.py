@@ -32,7 +32,7 @@ from planner.views.scene import Lane
 from planner.views.scene.difference import difference_of
 from planner.views.scene.map import cells_of, picture_of
 from planner.views.scene.memory import ON_CARD, memory_of, memory_of_plan
-from planner.views.scene.time import axis_of, folded
+from planner.views.scene.time import axis_of, folded, key_of
 from planner.views.svg.lanes import memory_difference_svg, memory_svg
 from tests.browser import Opened
 
@@ -58,6 +58,10 @@ def svg_words(picture: bytes) -> list[str]:
 def at_key(answer: dict[str, Any], key: str) -> float:
     """A figure in `planner explain --json`: of `bytes` by phase and term, of others by names."""
     first, *rest = key.split(".")
+    if first == "collectives":
+        op, group = rest
+        calls = answer["estimate"]["comm"]["collectives"]
+        return sum(call["wire_bytes_per_rank"] for call in calls if (call["op"], call["group"]) == (op, group))
     if first == "bytes":
         phase, term = ".".join(rest[:-1]), rest[-1]
         (row,) = (row for row in answer["bytes"] if (row["phase"], row["term"]) == (phase, term))
@@ -111,6 +115,23 @@ def test_the_key_of_a_rectangle_leads_to_its_figure(count: int) -> None:
         for lane in lanes:
             for rectangle in lane.rectangles:
                 assert at_key(whole, rectangle.key) == pytest.approx(rectangle.size, rel=1e-6, abs=1e-6), rectangle
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_the_keys_of_traffic_and_of_spans_lead_to_what_they_are_part_of(count: int) -> None:
+    for found, one in layouts(count):
+        whole = json.loads(msgspec.json.encode({"estimate": estimate_dict(one)}))
+        for load in picture_of(plan_of(one)).loads or ():
+            sent = sum(at_key(whole, key) for key in load.keys)
+            assert load.inside_bytes + load.outside_bytes == pytest.approx(sent, rel=1e-6), load
+        step = timeline(one.case, found.question.calibration)
+        if step is None or one.case.pipelined:
+            continue
+        parts: dict[str, float] = {}
+        for span in axis_of(one.case, step).tracks[0].spans:
+            parts[key_of(span)] = parts.get(key_of(span), 0.0) + span.seconds
+        for key in ("estimate.time.compute_s", "estimate.time.optimizer_s"):
+            assert parts.get(key, 0.0) == pytest.approx(at_key(whole, key), rel=1e-6, abs=1e-9), key
 
 
 @pytest.mark.parametrize("count", COUNTS)

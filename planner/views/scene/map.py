@@ -95,6 +95,11 @@ class AxisTraffic(msgspec.Struct, frozen=True):
     inside_bytes: float
     outside_bytes: float
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of its figures in `planner explain --json`: what a rank sends by one operation on the axis."""
+        return tuple(f"collectives.{op}.{self.axis}" for op in self.ops)
+
 
 class NetworkLevel(msgspec.Struct, frozen=True):
     """One level of the network: domains of `gpus`, what joins the GPUs of one, and what a GPU sends over it a step."""

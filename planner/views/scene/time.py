@@ -35,7 +35,19 @@ MOST_LATER = 64
 ALIKE = 1e-6
 """Of a period, within which two passes are as far apart as two others."""
 
+UPDATES = ("clip", "update")
+"""Kinds of spans of the optimizer's step."""
 PREDICTED, RECORDED = "predicted", "recorded"
+
+
+def key_of(span: Span) -> str:
+    """Of the part of the step, in `planner explain --json`, that a predicted span belongs to; hidden ones are in the
+    raw communication."""
+    if span.kind in UPDATES:
+        return "estimate.time.optimizer_s"
+    if span.stream == COMPUTE:
+        return "estimate.time.compute_s"
+    return f"estimate.time.{'exposed_comm_s' if span.exposed else 'comm_s'}"
 
 
 class StreamSpans(msgspec.Struct, frozen=True):
