@@ -54,7 +54,7 @@ HERE = re.compile(r"executor | --cluster localhost ")
 """A command whose output depends on the machine that it is run on."""
 OF_HERE = (
     (re.compile(r"(cpu \(|card of )[\d.]+ [MGT]iB"), r"\1?"),
-    (re.compile(r"(unprobed machine [\d.]+ m?s) [\d.]+ m?s [+-][\d.]+ %"), r"\1 ?"),
+    (re.compile(r"(unprobed machine [\d.]+ m?s) [\d.]+ m?s ([+-][\d.]+ %|x [\d.]+)"), r"\1 ?"),
     (re.compile(r"\b(loss \d+\.\d)\d*( → \d+\.\d)\d*"), r"\1\2"),
 )
 """What of it: the host's memory and its speed; of losses, which a processor rounds in its own way, later digits."""
