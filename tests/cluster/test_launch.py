@@ -159,7 +159,10 @@ def test_a_start_whose_ranks_lose_each_other_is_tried_once_more_with_debugging_o
     assert done.status == "completed", done.message
     first = folder / "attempts" / "1"
     assert (record(first)["exit_code"], record(first)["cause"]) == (4, "not met")
-    assert "the other is gone" in rundir.rank_logs(first)[0].with_name("stderr.log").read_text()
+    logs = [
+        log.with_name("stderr.log") for log in rundir.rank_logs(first)
+    ]  # a rank may be ended before it writes its own
+    assert any("the other is gone" in log.read_text() for log in logs if log.is_file())
     assert [one.cause for one in done.attempts] == ["not met"]
     assert len([line for line in said if "once more with NCCL_DEBUG and TORCH_DISTRIBUTED_DEBUG on" in line]) == 1
 
