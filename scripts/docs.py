@@ -49,7 +49,7 @@ STEP = re.compile(
 COLUMNS = "110"
 TERMINAL = {PROJECT / "README.md": 80}
 """Pages whose commands are run on a terminal of that many columns; elsewhere they write into a pipe."""
-TIMEOUT_S, RUN_TIMEOUT_S = 60, 600
+TIMEOUT_S, RUN_TIMEOUT_S = 240, 900
 HERE = re.compile(r"executor | --cluster localhost ")
 """A command whose output depends on the machine that it is run on."""
 OF_HERE = (

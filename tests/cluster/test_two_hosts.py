@@ -26,7 +26,7 @@ CODE = [PROJECT / name for name in ("planner", "executor", "presets")]
 NAMES = ("node1", "node2")
 PACKAGES = next(path for path in site.getsitepackages() if path.startswith(sys.prefix))
 INSTALLS = ("source ", "for ", "    ssh ", "done")
-PATIENCE_S = 300
+PATIENCE_S = 900
 
 
 def install(hosts: TestHosts) -> None:
