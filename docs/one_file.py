@@ -84,7 +84,7 @@ def kept_by_layer(ask: Question) -> dict[str, float]:
 
 
 def touching(ask: Question, finished: float) -> float:
-    """ZeRO-2: elements of gradients that the fullest rank keeps, once so many are finished, the last weights first."""
+    """ZeRO-2: gradient elements that the fullest rank keeps when `finished` are computed, the last weights first."""
     # Weights lie end to end and are cut into n equal parts, one a rank; a gradient across a cut is kept whole by both.
     m, share = ask.m, ask.m.parameters / ask.gpus
     layer = [m.hidden * out for out in (m.q, m.kv, m.kv, m.q, m.ffn, m.ffn, m.ffn, 1, 1)]

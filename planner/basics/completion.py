@@ -1,7 +1,7 @@
 """What a shell completes: paths, and names that are read when they are asked for.
 
-Choices complete by themselves. Not here: names of presets (planner/cli/preset_names.py), or how a shell is told to ask
-(docs/commands.md).
+Choices complete by themselves. Not here: names of presets (planner/cli/preset_names.py), or how a user turns completion
+on in a shell (docs/commands.md).
 """
 
 from __future__ import annotations

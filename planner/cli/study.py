@@ -15,7 +15,7 @@ import click
 from planner.basics.completion import paths
 from planner.basics.errors import PlannerError
 from planner.basics.help_page import FORCE_OPTION, SAVE_OPTION, PagedCommand, SectionedOption, option
-from planner.basics.output import may_write, may_write_each
+from planner.basics.output import may_write_each
 from planner.basics.saying import say, terminal_width
 from planner.basics.waiting import searching
 from planner.cli import (
@@ -56,7 +56,7 @@ def fit(
     from planner.views import library
     from planner.views.fit import fit_text
 
-    may_write(save, force, field="save")
+    may_write_each(force, save=save)
     with searching() as waiting:
         found = library.fit(what=what, max_gpus=max_gpus, seq_step=seq_step, any_runtime=bool(any_runtime), **given)
     text = fits.as_json(found) if as_json else fit_text(found, terminal_width())
@@ -103,7 +103,7 @@ def sweep(
     from planner.views import library
     from planner.views.sweep import sweep_text
 
-    may_write(save, force, field="save")
+    may_write_each(force, save=save)
     with searching() as waiting:
         found = library.sweep(worth=worth, any_runtime=bool(any_runtime), **given)
     text = sweeps.as_json(found) if as_json else sweep_text(found, terminal_width())
@@ -159,7 +159,7 @@ def cost(any_runtime: bool | None, save: str | None, force: bool, as_json: bool,
     from planner.views import library
     from planner.views.cost import cost_text
 
-    may_write(save, force, field="save")
+    may_write_each(force, save=save)
     with searching() as waiting:
         found = library.cost(any_runtime=bool(any_runtime), **given)
     text = costs.as_json(found) if as_json else cost_text(found, terminal_width())

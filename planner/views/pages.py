@@ -5,13 +5,14 @@ Not here: HTML (page.py), a picture (svg/), or a table that a terminal shows, to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
-from planner.basics.display import ITEM, Element, Table
+from planner.basics.display import ITEM, Element
 from planner.basics.quantities import format_bytes
 from planner.decide.answers import Answer, Estimate
 from planner.decide.explanation import derivation, origins, origins_text, tree_text
 from planner.decide.planning import plan_of
+from planner.figures.steptime import scalar
 from planner.figures.timeline import Timeline, timeline
 from planner.parallelism.case import Case
 from planner.spec.calibration import Calibration
@@ -27,16 +28,16 @@ from planner.views.cost import cost_view
 from planner.views.decision import decision_view
 from planner.views.fit import NAMES, fit_view
 from planner.views.page import Fact, Section, page_of
-from planner.views.ranking import ranking_view
+from planner.views.ranking import ranking_body
 from planner.views.render import band_text, count_text, headline, layout_text, percent_text, seconds_text
-from planner.views.scene.difference import difference_of
+from planner.views.scene.difference import PARTS, difference_of
 from planner.views.scene.memory import memory_of
 from planner.views.scene.time import Axis, axis_of, chosen
 from planner.views.scene.why import Why, why_of
 from planner.views.shown import collectives_table, memory_table
 from planner.views.svg import lanes, map, time
 from planner.views.sweep import sweep_view
-from planner.views.verdict import answer_view
+from planner.views.verdict import answer_body, verdict_text
 
 Sides = Sequence[tuple[str, Estimate | Plan]]
 LONG = ("memory.device_bytes", "memory.low_bytes", "memory.high_bytes", "time.step_s",
@@ -49,22 +50,25 @@ MOST_SIDES = 12
 
 def answer_page(found: Answer, command: str) -> bytes:
     """The page of `planner estimate`."""
-    return _answer(found, answer_view(found), command)
+    return _answer(found, answer_body(found), verdict_text(found), command)
 
 
 def ranking_page(reached: Reached, command: str) -> bytes:
     """The page of `planner recommend`."""
-    return _answer(reached.found, ranking_view(reached, verbose=True), command)
+    found = reached.found
+    return _answer(found, ranking_body(reached, verbose=True), verdict_text(found, reached.fitted), command)
 
 
 def cost_page(found: Cost, command: str) -> bytes:
     """The page of `planner cost`."""
-    one = found.best
+    one, known = found.best, found.question.calibration
+    plan = plan_of(one)
     sections = [
         Section("What the run takes", cost_view(found)[3:]),
-        *_layout(one, found.question.calibration, "best", SHORT),
+        *_layout(one, plan, known, "best", SHORT),
+        *_derivation(one, plan, known),
     ]
-    return _page(headline(found.question), _named(one), sections, one, found.question.calibration, command)
+    return page_of(headline(found.question), [f"{one.name}: {layout_text(one.case.layout)}."], sections, command)
 
 
 def fit_page(found: FitLimits, command: str) -> bytes:
@@ -139,10 +143,7 @@ def timeline_page(found: Timeline, axis: Axis, left_out: Sequence[int], command:
     facts = [
         Fact("step", seconds_text(found.step_s), "time.step_s", float(found.step_s)),
         *(Fact(name, seconds_text(value), f"time.{key}", float(value))
-          for name, key, value in (("compute", "compute_s", found.time.compute_s),
-                                   ("waiting for communication", "exposed_comm_s", found.time.exposed_comm_s),
-                                   ("idle in the pipeline", "bubble_s", found.time.bubble_s),
-                                   ("optimizer", "optimizer_s", found.time.optimizer_s)) if value is not None),
+          for key, name in PARTS.items() if (value := getattr(found.time, key)) is not None),
     ]  # fmt: skip
     picture = time.svg_of(axis, left_out)
     return page_of(axis.told[0], axis.told[1:], [Section("A step", facts=facts, pictures=(picture,))], command)
@@ -151,18 +152,16 @@ def timeline_page(found: Timeline, axis: Axis, left_out: Sequence[int], command:
 # -- parts ---------------------------------------------------------------------------------------------------------
 
 
-def _answer(found: Answer, view: Sequence[Element], command: str) -> bytes:
-    why, known, told = why_of(found), found.question.calibration, headline(found.question)
-    elsewhere = (*why.verdict, *(f"{ITEM}{reason}" for reason in why.reasons), told)
-    tables = [one for one in view if isinstance(one, Table)]
-    said = [one for one in view if isinstance(one, str) and one not in elsewhere]
-    one, place = found.best, found.recommended
-    sections = [] if one is None or place is None else _layout(one, known, f"estimates.{place}", LONG)
-    sections.append(_why(why))
+def _answer(found: Answer, body: Sequence[Element], verdict: Sequence[str], command: str) -> bytes:
+    known, one, place = found.question.calibration, found.best, found.recommended
     shown = [(other.name, other) for other in found.estimates[:MOST_SIDES]]
-    sections += [Section("What else there is", [*tables, *said]), *_beside(shown)]
-    lead = [sentence.removeprefix("* ") for sentence in why.verdict]
-    return _page(told, lead, sections, one, known, command)
+    sections = [_why(why_of(found)), Section("What else there is", body), *_beside(shown)]
+    if one is not None and place is not None:
+        plan = plan_of(one)
+        layout = _layout(one, plan, known, f"estimates.{place}", LONG)
+        sections = [*layout, *sections, *_derivation(one, plan, known)]
+    lead = [sentence.removeprefix("* ") for sentence in verdict]
+    return page_of(headline(found.question), lead, sections, command)
 
 
 def _why(why: Why) -> Section:
@@ -170,24 +169,14 @@ def _why(why: Why) -> Section:
     return Section("Why", [f"{ITEM}{reason}" for reason in why.reasons], pictures=pictures)
 
 
-def _page(
-    title: str, lead: Iterable[str], sections: list[Section], one: Estimate | None, known: Calibration, command: str
-) -> bytes:
-    """The page with the derivation and the plan of one layout at its end."""
-    if one is not None:
-        source = "\n\n".join(tree_text(tree) for tree in derivation(one.case, known).values())
-        where = origins_text(one.case, origins(one.case))
-        sections = [
-            *sections,
-            Section("The plan: save it as plan.json", source=encode_plan(plan_of(one)).decode(), folded=True),
-            Section("Where every byte comes from", source=where, folded=True),
-            Section("Every formula behind these figures, with its source", source=source, folded=True, spare=True),
-        ]
-    return page_of(title, lead, sections, command)
-
-
-def _named(one: Estimate) -> tuple[str, ...]:
-    return (f"{one.name}: {layout_text(one.case.layout)}.",)
+def _derivation(one: Estimate, plan: Plan, known: Calibration) -> list[Section]:
+    """The plan of a layout, and where its figures come from, folded."""
+    formulas = "\n\n".join(tree_text(tree) for tree in derivation(one.case, known).values())
+    return [
+        Section("The plan: save it as plan.json", source=encode_plan(plan).decode(), folded=True),
+        Section("Where every byte comes from", source=origins_text(one.case, origins(one.case)), folded=True),
+        Section("Every formula behind these figures, with its source", source=formulas, folded=True, spare=True),
+    ]
 
 
 def _facts(one: Estimate, at: str, keys: Sequence[str], name: str = "") -> list[Fact]:
@@ -197,25 +186,21 @@ def _facts(one: Estimate, at: str, keys: Sequence[str], name: str = "") -> list[
         ("memory on the card", format_bytes(memory.device_bytes), memory.device_bytes),
         ("90 % of runs from", format_bytes(one.low_bytes), one.low_bytes),
         ("90 % of runs to", format_bytes(one.high_bytes), one.high_bytes),
-        ("step", seconds_text(one.time.step_s), _number(one.time.step_s)),
-        ("tokens/s a GPU", count_text(done.tokens_per_s_per_gpu), _number(done.tokens_per_s_per_gpu)),
-        ("MFU", percent_text(done.mfu), _number(done.mfu)),
+        ("step", seconds_text(one.time.step_s), scalar(one.time.step_s)),
+        ("tokens/s a GPU", count_text(done.tokens_per_s_per_gpu), scalar(done.tokens_per_s_per_gpu)),
+        ("MFU", percent_text(done.mfu), scalar(done.mfu)),
     )
     return [Fact(name + row, told, f"{at}.{key}", value) for key, (row, told, value) in zip(keys, rows, strict=True)]
 
 
-def _number(value: object) -> float | None:
-    return None if value is None else float(value)  # type: ignore[arg-type]  # a number of one layout
-
-
-def _layout(one: Estimate, known: Calibration, at: str, keys: Sequence[str]) -> list[Section]:
+def _layout(one: Estimate, plan: Plan, known: Calibration, at: str, keys: Sequence[str]) -> list[Section]:
     """One layout: its figures, memory, ranks and step."""
     told = f"{one.name}: {layout_text(one.case.layout)}. Band: {band_text(one)}, 90 % of measured runs."
     sent = [collectives_table(one)] if one.comm.engine else []
     return [
         Section("The layout", [told], _facts(one, at, keys)),
         Section("Memory by phase", [memory_table(one.memory.phases)], pictures=(lanes.memory_svg(memory_of(one)),)),
-        Section("Where the ranks are, and what they send", sent, pictures=(map.svg_of(plan_of(one)),), spare=True),
+        Section("Where the ranks are, and what they send", sent, pictures=(map.svg_of(plan),), spare=True),
         *_step(one.case, known),
     ]
 
@@ -232,9 +217,6 @@ def _step(case: Case, known: Calibration) -> list[Section]:
 def _beside(sides: Sides) -> list[Section]:
     """Several layouts as bars on one scale."""
     found = difference_of(sides)
-    drawn: tuple[tuple[object, Callable[[], bytes]], ...] = (
-        (found.memory, lambda: lanes.memory_difference_svg(found)),
-        (found.time, lambda: lanes.time_difference_svg(found)),
-    )
-    pictures = tuple(draw() for some, draw in drawn if some)
+    pictures = [lanes.memory_difference_svg(found)] if found.memory else []
+    pictures += [lanes.time_difference_svg(found)] if found.time else []
     return [Section("Side by side", pictures=pictures, spare=True)] if len(sides) > 1 and pictures else []

@@ -40,11 +40,19 @@ def ranking_text(
 def ranking_view(
     reached: Reached, why_not: WhyNot | None = None, *, verbose: bool = False, why: bool = True
 ) -> list[Element]:  # fmt: skip
-    """Objective, table, notes, counts, Pareto front, reasons, the named layout, and last the verdict; `verbose` also
-    counts what each rule turned away."""
+    """What `ranking_body` has, the reasons, the named layout, and last the verdict."""
+    found = reached.found
+    parts = [headline(found.question), *ranking_body(reached, verbose=verbose), *why_text(found, why=why)]
+    if why_not is not None:
+        parts += ["", f"Why not {layout_text(why_not.layout)} ({_batch(why_not.layout)})? {why_not.sentence}"]
+    return [*parts, "", *verdict_text(found, reached.fitted)]
+
+
+def ranking_body(reached: Reached, *, verbose: bool = False) -> list[Element]:
+    """Objective, table, notes, counts and Pareto front; `verbose` also counts what each rule turned away."""
     found = reached.found
     shown = found.estimates
-    parts: list[Element] = [headline(found.question), *_objective(reached), ""]
+    parts: list[Element] = [*_objective(reached), ""]
     if shown:
         first = shown[0].case.layout
         texts = [layout_text(first), *(", ".join(changes(first, one.case.layout)) or "same sizes" for one in shown[1:])]
@@ -59,10 +67,7 @@ def ranking_view(
     parts += counts_text(found, verbose=verbose)
     if found.front:
         parts += ["", *_front(found)]
-    parts += why_text(found, why=why)
-    if why_not is not None:
-        parts += ["", f"Why not {layout_text(why_not.layout)} ({_batch(why_not.layout)})? {why_not.sentence}"]
-    return [*parts, "", *verdict_text(found, reached.fitted)]
+    return parts
 
 
 def _objective(reached: Reached) -> list[str]:

@@ -185,22 +185,18 @@ def answer_text(found: Answer, width: int | None = None, *, why: bool = True) ->
 
 def answer_view(found: Answer, *, why: bool = True) -> list[Element]:
     """The table of strategies, why some do not fit or are not there, the reasons, and last the recommendation."""
-    parts: list[Element] = [headline(found.question), ""]
-    if found.estimates:
-        parts += [layouts_table(found.estimates, found.recommended), ""]
+    return [headline(found.question), "", *answer_body(found), *why_text(found, why=why), "", *verdict_text(found)]
+
+
+def answer_body(found: Answer) -> list[Element]:
+    """The table of strategies, and why some do not fit or are not there."""
+    parts: list[Element] = [layouts_table(found.estimates, found.recommended), ""] if found.estimates else []
     for one in found.estimates:
         launched = one.launchable or not found.question.launching
         notes = [*one.reasons, *([] if launched else [f"cannot be launched: {one.refusal}"])]
         parts += [f"{one.name}: {note}." for note in notes]
     parts += [f"{name}: not available: {reason}." for name, reason in found.unavailable.items()]
-    parts += [
-        *assumed_text(found.question, found.estimates),
-        *verdicts_text(found.estimates),
-        *why_text(found, why=why),
-        "",
-        *verdict_text(found),
-    ]
-    return parts
+    return [*parts, *assumed_text(found.question, found.estimates), *verdicts_text(found.estimates)]
 
 
 def why_text(found: Answer, *, why: bool = True) -> list[str]:

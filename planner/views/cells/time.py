@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from planner.basics.display import broken
 from planner.basics.quantities import format_seconds
 from planner.spec.spans import COMPUTE, SENDS, Span
-from planner.views.scene.time import Axis, FoldedAxis, StreamSpans, Track, folded, ranges_text
+from planner.views.scene.time import Axis, FoldedAxis, StreamSpans, Track, folded
+from planner.views.scene.words import numbers_text
 
 LEAST_COLUMNS = 20
 IDLE, NOTHING, FOLD = ".", " ", "⋯"
@@ -58,7 +59,7 @@ def text(axis: Axis, left_out: Sequence[int], width: int, longest: int | None = 
         lines.append(broken(f"{FOLD} leaves out {cycles}, each like the two beside it, and takes one column.", longest))
     if left_out:
         noun = "Stage" if len(left_out) == 1 else "Stages"
-        said = f"{noun} {ranges_text(left_out)} {'is' if len(left_out) == 1 else 'are'} left out"
+        said = f"{noun} {numbers_text(left_out)} {'is' if len(left_out) == 1 else 'are'} left out"
         lines.append(f"{said}: --stages {left_out[0]} shows it.")
     lines += [broken(note, longest) for note in axis.notes]
     return "\n".join(lines)

@@ -287,7 +287,7 @@ def _patterns(layout: Layout, axes: dict[str, int], per_node: int) -> tuple[Patt
     return tuple(Pattern(ranges(nodes), len(nodes), firsts[nodes[0]], spreads[nodes[0]]) for nodes in alike.values())
 
 
-def ranges(numbers: list[int]) -> Ranges:
+def ranges(numbers: Iterable[int]) -> Ranges:
     """Ascending whole numbers as runs."""
     runs: list[tuple[int, int]] = []
     for number in numbers:

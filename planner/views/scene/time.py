@@ -282,17 +282,6 @@ def chosen(axis: Axis, asked: tuple[int, ...] | None) -> tuple[Axis, tuple[int, 
     return msgspec.structs.replace(axis, tracks=tuple(tracks)), tuple(stage for stage in there if stage not in kept)
 
 
-def ranges_text(numbers: Sequence[int]) -> str:
-    """`4-59, 62`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)
-
-
 def as_json_object(case: Case, found: Timeline, profiles: Sequence[Profile] = ()) -> dict[str, Any]:
     """The spans of every stage, and what was recorded, in seconds."""
     return {

@@ -13,16 +13,15 @@ from planner.decide.levers import Lever
 from planner.decide.reasons import reasons_of
 from planner.views.phase import typed
 from planner.views.scene import Lane, stacked
-from planner.views.verdict import nearest, verdict_text
+from planner.views.verdict import nearest
 
 LEFT, SAVED = "on the card then", "saved"
 
 
 class Why(msgspec.Struct, frozen=True):
-    """`verdict` and `reasons` are sentences; `ways` is a lane for each option that saves memory where nothing fits,
+    """`reasons` are sentences; `ways` is a lane for each option that saves memory where nothing fits,
     named as a command line takes it, with `levers` behind them in the same order."""
 
-    verdict: tuple[str, ...]
     reasons: tuple[str, ...]
     ways: tuple[Lane, ...]
     levers: tuple[Lever, ...]
@@ -32,9 +31,8 @@ class Why(msgspec.Struct, frozen=True):
 def why_of(found: Answer) -> Why:
     """Why the answer is as it is."""
     levers = () if found.best is not None or not found.estimates else advice(found)
-    verdict = tuple(verdict_text(found))
     card = nearest(found).case.cluster.gpu.memory_bytes if found.estimates else None
-    return Why(verdict, tuple(one.text for one in reasons_of(found)), tuple(map(_way, levers)), levers, card)
+    return Why(tuple(one.text for one in reasons_of(found)), tuple(map(_way, levers)), levers, card)
 
 
 def _way(lever: Lever) -> Lane:

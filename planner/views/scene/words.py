@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.basics.quantities import format_volume
-from planner.views.scene.map import Picture, StagePlacement
+from planner.views.scene.map import Picture, StagePlacement, ranges
 
 MOST_STAGES = 12
 """Stages told one by one; more are folded where they have equally many layers."""
 
 
-def ranges_text(ranges: Sequence[tuple[int, int]], noun: str, count: int) -> str:
+def ranges_text(runs: Sequence[tuple[int, int]], noun: str, count: int) -> str:
     """`nodes 1-3, 5`; many runs are counted."""
-    if len(ranges) > 6:
-        return f"{count} other {noun}s (from {ranges[0][0]} to {ranges[-1][1]})"
-    shown = ", ".join(_run(low, high) for low, high in ranges)
+    if len(runs) > 6:
+        return f"{count} other {noun}s (from {runs[0][0]} to {runs[-1][1]})"
+    shown = ", ".join(run_text(low, high) for low, high in runs)
     return f"{noun}{'s' if count > 1 else ''} {shown}"
 
 
@@ -27,7 +27,7 @@ def holds_text(stage: StagePlacement) -> str:
     parts = ["embedding"] if stage.embedding else []
     if stage.layers:
         single = len(stage.layers) == 1 and stage.layers[0][0] == stage.layers[0][1]
-        shown = [_run(low, high) for low, high in stage.layers]
+        shown = [run_text(low, high) for low, high in stage.layers]
         parts.append(f"layer{'' if single else 's'} {' and '.join(shown)}")
     parts += ["norm and head"] if stage.head else []
     return ", ".join(parts) or "nothing"
@@ -77,12 +77,18 @@ def stage_words(some: Sequence[StagePlacement]) -> tuple[str, str, str, str]:
     """One stage, or several alike: number, what it holds, ranks, nodes."""
     first, last = some[0], some[-1]
     return (
-        _run(first.stage, last.stage),
+        run_text(first.stage, last.stage),
         holds_text(first) if first is last else f"{_layer_count(first)} layers each",
-        _run(first.ranks[0], last.ranks[1]),
-        _run(first.nodes[0], last.nodes[1]),
+        run_text(first.ranks[0], last.ranks[1]),
+        run_text(first.nodes[0], last.nodes[1]),
     )
 
 
-def _run(low: int, high: int) -> str:
+def numbers_text(numbers: Sequence[int]) -> str:
+    """Ascending whole numbers as runs: `4-59, 62`."""
+    return ", ".join(run_text(low, high) for low, high in ranges(numbers))
+
+
+def run_text(low: int, high: int) -> str:
+    """`4-59`, or one number alone."""
     return f"{low}" if low == high else f"{low}-{high}"

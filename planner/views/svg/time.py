@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from planner.basics.quantities import format_seconds
 from planner.spec.spans import COPIES, SENDS, Span
-from planner.views.scene.time import PREDICTED, Axis, StreamSpans, Track, ranges_text
+from planner.views.scene.time import PREDICTED, Axis, StreamSpans, Track
+from planner.views.scene.words import numbers_text
 from planner.views.svg.canvas import FAINT, FILLS, INK, PANEL, Canvas, fitting, lines_of
 
 WIDTH, MARGIN, LABELS, BAR, GAP = 1280, 24, 190, 16, 3
@@ -45,7 +46,7 @@ def svg_of(axis: Axis, left_out: Sequence[int]) -> bytes:
     y = _legend(canvas, y + 14)
     notes = list(axis.notes)
     if left_out:
-        notes.insert(0, f"Stages left out: {ranges_text(left_out)}.")
+        notes.insert(0, f"Stages left out: {numbers_text(left_out)}.")
     for note in notes:
         for line in lines_of(note, WIDTH - 2 * MARGIN, 12):
             canvas.text(MARGIN, y, line, size=12, colour=FAINT)
