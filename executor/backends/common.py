@@ -159,6 +159,13 @@ TRAINER: tuple[Rule, ...] = (
     ),
     _of_job("step_in_backward", lambda job: job.optimizer.in_backward, "weights are stepped after backward"),
     _of_job("paged_states", lambda job: job.optimizer.paged, "states stay on the devices"),
+    Rule(
+        name="fused loss not launchable",
+        field="loss",
+        holds=lambda case: case.layout.loss != "fused",
+        sentence=lambda case: "it is planned, but not launchable yet: the trainer's own loss in pieces is chunked",
+        fix=lambda case: "Use loss=chunked",
+    ),
     not_built("offload_activations", "activations stay on the devices"),
     not_built("zero_secondary_shard", "gathered weights are kept once"),
 )

@@ -65,7 +65,7 @@ class PhaseExplanation(msgspec.Struct, frozen=True):
 
     `parts` add up to `total_bytes`, the largest first; `beside` is what allocator and device have on top of so much
     (allocator.parts_beside). `formulas` are the calls that the engine's parts come from.
-    `levers` need less in this phase, the one that saves most first.
+    `levers` need less in this phase: first those that train the same and are launched, the one that saves most first.
     """
 
     phase: str
@@ -86,7 +86,10 @@ def explain_phase(question: Question, case: Case, phase: str = PEAK) -> PhaseExp
     Raises PlannerError where the layout has no such phase.
     """
     found = derived(case, phase)
-    smaller = sorted(levers(question, case, phase), key=lambda lever: -lever.saved_bytes)
+    smaller = sorted(
+        levers(question, case, phase),
+        key=lambda lever: (not (lever.same_training and lever.launchable), -lever.saved_bytes),
+    )
     return msgspec.structs.replace(found, levers=tuple(smaller))
 
 

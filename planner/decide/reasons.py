@@ -364,11 +364,33 @@ def logits_dominate(seen: Seen) -> str | None:
     if not logits or (term != "logits" and logits < LARGE_LOGITS * peak.total):
         return None
     case = seen.one.case
-    return (
+    told = (
         f"Logits dominate the peak: {format_bytes(logits)} of {format_bytes(peak.total)} live in {peak.phase}, "
         f"for {case.tokens:,} tokens and a vocabulary of {case.model.vocab:,}. "
-        "A chunked or fused loss never holds them whole."
     )
+    pieced = what_if(seen, loss="chunked") if seen.layout.loss in (None, "whole") else None
+    if pieced is None:
+        return f"{told}A chunked or fused loss never holds them whole."
+    return f"{told}In pieces (--loss chunked) {needed(seen, pieced)}{_at_a_speed(seen, pieced)}."
+
+
+def loss_in_pieces(seen: Seen) -> str | None:
+    """Head and loss run in pieces though it was not asked for: what whole logits would need."""
+    if seen.layout.loss != "chunked" or seen.question.pins.given("loss") is not None:
+        return None
+    whole = what_if(seen, loss=None)
+    if whole is None:
+        return None
+    return (
+        "Head and loss take the tokens in pieces (--loss chunked), so that the logits are never all there: with whole "
+        f"logits {needed(seen, whole)}."
+    )
+
+
+def _at_a_speed(seen: Seen, other: WhatIf) -> str:
+    """The tokens/s of another layout over those of now; nothing where one is unknown."""
+    ratio = speed_ratio(other.throughput, seen.one.throughput)
+    return "" if ratio is None else f", at {ratio:.1%} of the tokens/s"
 
 
 # -- what is sharded -----------------------------------------------------------------------------------------------
@@ -558,6 +580,7 @@ RULES: tuple[ReasonRule, ...] = (
     pipeline_bubble,
     memory_limits_the_micro_batch,
     logits_dominate,
+    loss_in_pieces,
     recompute_costs,
     experts_padded_to_the_shards,
     accumulation_saves_memory,

@@ -11,7 +11,15 @@ from typing import Any
 
 import msgspec
 
-from planner.ask.launchable import OFFLOADING, launch_refusal, launch_rules, launchable_engines, ways_out
+from planner.ask.launchable import (
+    OFFLOADING,
+    PIECEWISE,
+    in_pieces,
+    launch_refusal,
+    launch_rules,
+    launchable_engines,
+    ways_out,
+)
 from planner.ask.question import Question, case_of, check_switches, exact_layout, with_adapters
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Cancelled
@@ -46,6 +54,7 @@ def recommend(
     figures: LayoutFigures | None = None,
 ) -> Answer:
     """The star (star.py), then the fastest layouts of other things; where none fits and launches, the nearest to it.
+    Where none fits with whole logits, those with a loss in pieces, then those with states in host memory.
 
     The nearest is the fastest when all miss the deadline, else the one with the least memory. `front` layouts of the
     Pareto front are found too. Where a watcher ends the search (progress.py), the best found until then; Cancelled is
@@ -77,6 +86,11 @@ def recommend(
 
     ranking = ranked(slowest)
     nearest = ranking if ranking.best or slowest is None else ranked(None)
+    if not nearest.best:
+        able = tuple(engine for engine in engines if engine in PIECEWISE)
+        pieced = [one for way in in_pieces(question) if able and (one := ranked(slowest, way, able)).best]
+        if pieced:
+            ranking = nearest = together([nearest, *pieced], top, question, constraints.tie)
     tried = False
     if not nearest.best and constraints.offload:
         able = tuple(engine for engine in engines if engine in OFFLOADING)

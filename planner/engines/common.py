@@ -87,7 +87,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
         "masked": case.masks_documents,
         "layer_form": layer_form(case),
         "seq_len": case.job.seq_len if scores or parts.attention == "unfused" or parts.loss == "chunked-fp32" else 0,
-        "loss_share": ends.piece_share(parts, case.tokens, case.model.vocab),
+        "loss_share": ends.piece_share(parts, case.tokens, case.rank_seq_len, case.model),
         "one_sequence": scores and (is_column(micro) or micro == 1),
     }
 

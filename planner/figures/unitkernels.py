@@ -53,10 +53,16 @@ def _converted(case: Case, weight: Weight) -> tuple[Number, Number]:
 
 
 def product_kernels(
-    weight: Weight, rows: Number, number_format: str, converted: Number = 1.0, converted_back: Number = 1.0
+    weight: Weight,
+    rows: Number,
+    number_format: str,
+    converted: Number = 1.0,
+    converted_back: Number = 1.0,
+    pieces: int = 1,
 ) -> tuple[list[KernelCall], list[KernelCall]]:
     """Products of `rows` of inputs with one weight: forward; gradients of inputs, and of the weight where it is
-    trained. Experts' are grouped, of equal parts of the rows. Shares as `conversions` gives them."""
+    trained. Experts' are grouped, of equal parts of the rows. Shares as `conversions` gives them. Of a head whose loss
+    takes the rows in `pieces`, each piece is a product of its own."""
     out, into = weight.features
     forward: KernelCall
     inputs: KernelCall
@@ -65,9 +71,10 @@ def product_kernels(
         forward = Grouped(count, rows / count, out, into, 1.0, number_format)
         inputs = weights = Grouped(count, rows / count, into, out, 1.0, number_format)
         return [forward], [inputs, weights] if weight.trainable else [inputs]
-    forward = Product(rows, out, into, 1.0, number_format, converted)
-    inputs = Product(rows, into, out, 1.0, number_format, converted_back)
-    return [forward], [inputs, Product(out, into, rows, 1.0, number_format)] if weight.trainable else [inputs]
+    rows, times = rows if pieces == 1 else rows / pieces, float(pieces)
+    forward = Product(rows, out, into, times, number_format, converted)
+    inputs = Product(rows, into, out, times, number_format, converted_back)
+    return [forward], [inputs, Product(out, into, rows, times, number_format)] if weight.trainable else [inputs]
 
 
 def products_started(case: Case, weight: Weight) -> Number:

@@ -37,9 +37,14 @@ NORM_BYTES = {"eager-fp32": (24, 4), "native": (8, 4), "fused": (4, 2)}
 """(fixed, times the element) bytes a norm moves for each element: eager code casts, squares and scales in fp32."""
 ROTARY_ACCESSES = {"eager": 10, "joined": 12, "fused": 4}
 GATE_ACCESSES = {"eager": 5, "fused": 3}
-IN_ONE_KERNEL = (*ends.IN_PIECES, "recomputed")
-LOSS_BYTES = {"eager-fp32": 28, "shifted-fp32": 44, "native": 16, "megatron": 16, **dict.fromkeys(IN_ONE_KERNEL, 4)}
-"""Bytes beside two passes over the logits, for each token and vocabulary entry, forward and backward."""
+IN_ONE_KERNEL = ("fused-linear", "linear-chunked", "recomputed")
+LOSS_BYTES = {"eager-fp32": 28, "shifted-fp32": 44, "native": 16, "megatron": 16} | {
+    **dict.fromkeys(IN_ONE_KERNEL, 4),
+    **dict.fromkeys(ends.TRAINERS, 32),
+}
+"""Bytes beside two passes over the logits, for each token and vocabulary entry, forward and backward. The trainer's own
+losses convert (6 of 16-bit logits), make log-probabilities, their exponentials and what they are divided by (8 each),
+and convert again (6)."""
 
 NORM_OPERATIONS = {"eager-fp32": 8, "native": 1, "fused": 1}
 ROTARY_OPERATIONS = {"eager": 10, "joined": 12, "fused": 2}
@@ -47,6 +52,8 @@ GATE_OPERATIONS = {"eager": 2, "fused": 1, "fused-recomputed": 1}
 CORE_OPERATIONS = {"flash": 1, "unfused": 8}
 LOSS_OPERATIONS = dict.fromkeys(IN_ONE_KERNEL, 1)
 EAGER_LOSS_OPERATIONS = 8
+PIECE_OPERATIONS = 12
+"""Of the trainer's losses for each piece of the tokens, forward and backward."""
 TABLE_OPERATIONS = 12
 """The embedding, and the rotary tables that are made once a pass."""
 RESIDUAL_OPERATIONS = 2
@@ -233,18 +240,20 @@ def _products(case: Case, unit: str) -> _Products:
     modules: Number = 0
     tokens = case.tokens
     number_format = case.job.product_rate if unit in LAYERS or not case.job.narrows else "bf16"
+    head_in_pieces = case.parts.loss in ("fused-linear", "trainer-chunked")
     for weight, *converted in conversions(case, case.units()[unit]):
         each = product_elements(case, weight)
         if not is_column(each) and each == 0:
             continue
         rows = tokens * each / (weight.elements / weight.shape[0]) if weight.expert else tokens
-        ways, back = product_kernels(weight, rows, number_format, *converted)
+        pieces = ends.pieces_of(case.parts, case.model) if head_in_pieces and unit == "tail" else 1
+        ways, back = product_kernels(weight, rows, number_format, *converted, pieces=pieces)
         kernels += ways
         gradients += back
         modules = modules + products_started(case, weight)
         elements[weight.trainable] = elements[weight.trainable] + each
         operands[weight.trainable] = operands[weight.trainable] + product_operands(
-            rows, sum(weight.features), weight.elements
+            rows, sum(weight.features), pieces * weight.elements
         )
     return _Products(
         elements[True], elements[False], operands[True], operands[False], modules, tuple(kernels), tuple(gradients)
@@ -394,7 +403,11 @@ def _end_work(case: Case, unit: str) -> Work:
         kernels=found.kernels,
         operations=found.modules
         + NORM_OPERATIONS.get(parts.norm, 1)
-        + LOSS_OPERATIONS.get(parts.loss, EAGER_LOSS_OPERATIONS),
+        + (
+            PIECE_OPERATIONS * ends.pieces_of(parts, case.model)
+            if parts.loss in ends.TRAINERS
+            else LOSS_OPERATIONS.get(parts.loss, EAGER_LOSS_OPERATIONS)
+        ),
     )
     return Work(forward, _backward(case, unit, found, forward))
 

@@ -39,6 +39,8 @@ KERNELS = {
         "chunked-fp32",
         "fused-linear",
         "linear-chunked",
+        "trainer-chunked",
+        "trainer-in-place",
     ),
     "experts": ("own", "megatron"),
     "packing": ("mask", "varlen"),
@@ -48,6 +50,19 @@ KERNELS = {
 }
 """What a kernels preset may say of each part, as far as the inventory knows it (presets/README.md says what each
 means)."""
+
+
+WHOLE_LOSSES = ("eager-fp32", "shifted-fp32", "native", "megatron", "compiled", "recomputed", "nanotron")
+"""Losses that hold all logits of a micro-batch."""
+LOSSES = {"in-place": "trainer-in-place", "chunked": "trainer-chunked", "fused": "fused-linear"}
+"""What a layout's `loss` means of Transformers' modules."""
+
+
+def with_loss(parts: Kernels, loss: str) -> Kernels:
+    """The kernels with the loss that a layout asks for; on whole logits it is the runtime's own where that has them."""
+    if loss == "whole" and parts.loss in WHOLE_LOSSES:
+        return parts
+    return msgspec.structs.replace(parts, loss=LOSSES.get(loss, "eager-fp32"))
 
 
 HF = Kernels()
@@ -72,7 +87,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     modules narrow their operands (narrow.RECIPES; "": not at all), on devices that multiply them in `either_order` or
     in one. `sorts_received` is for experts that are reached by sending tokens as Transformers does (mlp.py),
     `deals_heads` for attention between DeepSpeed's exchanges (ulysses.py). `loss_share` is the part of a micro-batch's
-    tokens whose logits are there at once, where the loss is `linear-chunked`. `skips_second_products` is for selective
+    tokens whose logits are there at once, where the loss is in pieces. `skips_second_products` is for selective
     recomputation that keeps only every other product's result (units.py, second_products).
     """
 

@@ -152,24 +152,100 @@ def linear_cross_entropy(
     return loss
 
 
-IN_PIECES = ("fused-linear", "linear-chunked")
+def pieced_cross_entropy(tape: Tape, x: Tensor, head: Weight, model: ModelSpec, compute: Compute) -> Tensor:
+    """Head and loss of this project's trainer, a piece of the tokens at a time (executor/worker/model/losses.py).
+
+    Both gradients are made in forward, the weight's in its own format, and wait for backward. A piece's logits are
+    converted to fp32, of which log-probabilities are made that become the gradient; capped logits keep their tangent
+    until then. Under autocast the whole weight and each piece of the input are converted for it.
+    """
+    vocab, hidden = head.features
+    element, own, tokens = compute.element_bytes, compute.weight_bytes, compute.loss_share
+    narrow, wide, inputs = (Size(per_token=tokens * each) for each in (vocab * element, vocab * 4.0, hidden * element))
+    converts, tangents = element < own, () if model.logit_soft_cap is None else (wide,)
+    tape.weight = head.elements
+    input_grad = tape.new(x.size) if x.needs_grad else None
+    weight_grad = tape.allocate(Size(fixed=head.elements * own)) if head.trainable else None
+    operands = [tape.allocate(Size(fixed=head.elements * element)), tape.allocate(inputs)] if converts else []
+    logits = tape.allocate(narrow, LOGITS)
+    if element < 4:
+        logits = _instead(tape, logits, wide)
+    kept = [tape.allocate(one, LOGITS) for one in tangents]
+    gradient = _instead(tape, logits, wide)
+    tape.release(*kept)
+    if element < 4:
+        gradient = _instead(tape, gradient, narrow)
+    if converts:
+        tape.release(tape.allocate(inputs))
+        tape.release(*([tape.allocate(Size(fixed=head.elements * element))] if head.trainable else []))
+    tape.release(gradient, *operands)
+    loss = tape.new(Size(fixed=4.0), needs_grad=x.needs_grad or head.trainable)
+
+    def backward(grad: Storage) -> None:
+        if weight_grad is not None:
+            tape.release(weight_grad)  # it is handed on as it is
+            tape.weight_grad(head.elements)
+        if input_grad is not None:
+            tape.grad_of(x, alias=input_grad.storage)
+
+    tape.record(loss, () if input_grad is None else (input_grad,), backward)
+    tape.weight = 0
+    if input_grad is not None:
+        tape.drop(input_grad)
+    return loss
+
+
+def _instead(tape: Tape, old: Storage, size: Size) -> Storage:
+    """Logits, or what is made of them, in another format, once they are there: the old ones are let go."""
+    made = tape.allocate(size, LOGITS)
+    tape.release(old)
+    return made
+
+
+def cross_entropy_in_place(tape: Tape, logits: Tensor, compute: Compute, vocab: int) -> Tensor:
+    """Cross-entropy of this project's trainer that writes the gradient over the logits, a piece of the tokens at a
+    time: a piece is converted to fp32, and log-probabilities are made of it (executor/worker/model/losses.py). Takes
+    over the variable."""
+    wide = Size(per_token=compute.loss_share * vocab * 4.0)
+    converted = [tape.allocate(wide, LOGITS)] if compute.element_bytes < 4 else []
+    tape.release(tape.allocate(wide, LOGITS), *converted)
+    return in_place_cross_entropy(tape, logits)
+
+
+IN_PIECES = ("fused-linear", "linear-chunked", "trainer-chunked")
 """Losses that make the head's product too, a piece of the tokens at a time."""
+TRAINERS = ("trainer-chunked", "trainer-in-place")
+"""Losses of executor/worker/model/losses.py."""
+MOST_PIECES = 16
+"""Pieces of a sequence: each reads the head's whole weight, and of 8,192 tokens one in 16 has 512, enough rows for a
+product to be limited by its arithmetic."""
 TARGET_BYTES = 4 * 2**30
 """Bytes of fp32 logits that a piece of Unsloth's loss may have, were they written out."""
 
 
-def piece_share(parts: Kernels, tokens: Number, vocab: int) -> float:
-    """The part of a micro-batch's tokens whose logits are there at once: of Unsloth's loss all where their fp32 logits
-    are within TARGET_BYTES, else a number of pieces that four divides. None of a column, as a bound.
+def pieces_of(parts: Kernels, model: ModelSpec) -> int:
+    """Pieces in which head and loss take each sequence, of Liger's loss as many as the vocabulary is wider than the
+    hidden size (ops/fused_linear_cross_entropy.py, inc_factor), of the trainer's no more than MOST_PIECES; 1 of others.
+    """
+    wider = -(-model.vocab // model.hidden)
+    return {"fused-linear": wider, **dict.fromkeys(TRAINERS, min(wider, MOST_PIECES))}.get(parts.loss, 1)
 
+
+def piece_share(parts: Kernels, tokens: Number, rank_seq_len: Number, model: ModelSpec) -> float:
+    """The part of a micro-batch's tokens whose logits are there at once, or less of a column, as a bound.
+
+    Of the trainer's losses each sequence is cut into `pieces_of`. Of Unsloth's it is all where their fp32 logits are within TARGET_BYTES, else a number of pieces that four divides:
     unslothai/unsloth-zoo ce232d6, fused_losses/cross_entropy_loss.py, get_chunk_size; where less than twice as much is
     free, pieces are smaller. torch.compile writes the gradient of a piece's 16-bit logits over them (torch 2.13).
     """
+    if parts.loss in TRAINERS:
+        pieces = pieces_of(parts, model)
+        return 1 / pieces if is_column(rank_seq_len) else -(-rank_seq_len // pieces) / rank_seq_len
     if parts.loss != "linear-chunked":
         return 1.0
     if is_column(tokens):
         return 0.0
-    exact = tokens * vocab * 4 / TARGET_BYTES
+    exact = tokens * model.vocab * 4 / TARGET_BYTES
     return 1.0 if exact <= 1 else 0.25 / math.ceil(exact / 4)
 
 
@@ -366,9 +442,15 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
     norm = norm_weights(model, names_of(model.family).final_norm, "tail")
     normal = walk_norm(tape, x, model, compute, norm)
     tape.drop(x)
+    tape.end_model()
     normal = compute.gather(tape, normal)
     head = weights.get("lm_head", embedding_weight(model))
     loss_kernel = compute.kernels.loss
+    if loss_kernel == "trainer-chunked":
+        loss = pieced_cross_entropy(tape, normal, compute.local(compute.trained(head)), model, compute)
+        tape.enter("loss")
+        tape.drop(normal)
+        return loss
     if loss_kernel in IN_PIECES:
         tape.enter("loss")
         local = compute.local(compute.trained(head))
@@ -397,6 +479,10 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
     logits = compute.gather_logits(tape, logits, head)
     if model.logit_soft_cap is not None:
         logits = ops.soft_cap(tape, logits)
+    if loss_kernel == "trainer-in-place":
+        loss = cross_entropy_in_place(tape, logits, compute, model.vocab)
+        tape.drop(normal)
+        return loss
     if one_kernel := ON_NARROW_LOGITS.get(loss_kernel):
         loss = one_kernel(tape, logits)
         tape.drop(normal)

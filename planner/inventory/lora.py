@@ -72,7 +72,6 @@ def with_adapter(
         total = with_magnitude(tape, wide, base, weight, (a, b), lora, *formats, mask_share)
         return tape.replaced(total, cast(tape, total, width / total.size.per_token))
     dropped = dropout(tape, wide, lora.dropout, mask_share)
-    tape.drop(wide)
     copied = product_bytes < adapter_bytes
     down = linear(tape, dropped, a, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)
     up = linear(tape, down, b, element_bytes=product_bytes, copies_weight=copied, caches_copy=copied)
@@ -82,7 +81,9 @@ def with_adapter(
         beside = tape.replaced(beside, cast(tape, beside, base.size.per_token / beside.size.per_token))
     total = add(tape, base, beside)
     tape.drop(base, beside)
-    return tape.replaced(total, cast(tape, total, base.size.per_token / total.size.per_token))
+    output = tape.replaced(total, cast(tape, total, base.size.per_token / total.size.per_token))
+    tape.drop(wide)  # a variable of peft's module until that returns
+    return output
 
 
 def added_in_place(

@@ -104,6 +104,7 @@ class Tape:
         self.waiting: dict[str, Storage] = {}
         self.variables: list[Tensor] = []
         self.returned: list[Tensor] = []
+        self.inputs: list[Tensor] = []
 
     def enter(self, unit: str, layer: int = -1) -> None:
         """The operations that follow belong to this unit."""
@@ -147,6 +148,11 @@ class Tape:
         """What a layer returned beside its output, which a loop over layers has until the next one returns, goes out of
         scope."""
         ended, self.returned = self.returned, []
+        self.drop(*ended)
+
+    def end_model(self) -> None:
+        """The function that calls the layers returns: its variable of what the embedding gave goes out of scope."""
+        ended, self.inputs = self.inputs, []
         self.drop(*ended)
 
     def cache(self, tensor: Tensor) -> Tensor:

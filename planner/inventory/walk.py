@@ -104,6 +104,8 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
     if compute.receives_into_buffer and first:
         tape.hold(x)  # callers hold what a stage is given until its forward is over
     begun = x
+    if compute.kernels.holds_inputs and first:
+        tape.inputs = [tape.hold(x)]
     held, cached = [tuple(tape.live.values())], [tape.held_by_autocast()]
     for index in range(dense + layers):
         kind = LAYERS[0] if index < dense else LAYERS[1]
@@ -125,6 +127,7 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
         tape.backward(loss)
         tape.drop(loss)
     else:
+        tape.end_model()
         tape.drop(*run.table)
         if compute.keeps_output:
             sent = tape.view(x)

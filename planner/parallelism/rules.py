@@ -60,7 +60,7 @@ def _value(case: Case, field: str) -> Any:
 AXES = ("tp", "cp", "pp", "ep")
 """Groups that split the model or its activations; the data-parallel ones every engine has."""
 
-ALWAYS_READ = ("engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_accum", "recompute")
+ALWAYS_READ = ("engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_accum", "recompute", "loss")
 """Fields of a layout that mean something to every engine (which sizes are legal, its rules say)."""
 
 DEFAULTS = msgspec.structs.asdict(Layout(engine="ddp"))
@@ -295,6 +295,10 @@ OFFERED: tuple[Rule, ...] = (
 """What jobs ask that few engines have."""
 
 
+def _chooses_loss(facts: EngineFacts) -> bool:
+    return facts.chooses_loss and not facts.superseded
+
+
 COMMON: tuple[Rule, ...] = (
     Rule(
         name="counted ends beside given layers",
@@ -305,6 +309,20 @@ COMMON: tuple[Rule, ...] = (
     ),
     *OFFLOAD,
     *OFFERED,
+    Rule(
+        name="loss is the engine's own",
+        field="loss",
+        holds=lambda case: case.layout.loss is None or case.layout.facts.chooses_loss,
+        sentence=lambda case: f"{case.layout.engine} computes the loss in its own way",
+        fix=lambda case: f"Leave it out, or use engine {one_of(engines_with(_chooses_loss))}",
+    ),
+    Rule(
+        name="loss of a split head",
+        field="loss",
+        holds=lambda case: (case.layout.loss in (None, "whole")) | (case.layout.tp == 1),
+        sentence=lambda case: "tensor ranks split the head, and this loss needs all of it on a rank",
+        fix=lambda case: "Leave it out, or use tp=1",
+    ),
     Rule(
         name="group sizes do not multiply to the GPU count",
         field="dp_shard",

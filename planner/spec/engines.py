@@ -45,6 +45,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     adapters: bool = False  # trains LoRA's adapters
     offloads: tuple[str, ...] = ()  # fields of a layout by which states wait in host memory
     dora: bool = False  # trains magnitudes beside adapters (peft's use_dora)
+    chooses_loss: bool = False  # computes head and loss as a layout says (Layout.loss)
     saves_modules: bool = False  # trains whole copies of modules beside adapters (peft's modules_to_save)
     steps_in_backward: bool = False  # steps a weight as soon as its gradient is made
     bases: tuple[str, ...] = ("nf4",)  # 4-bit formats of a frozen base
@@ -81,6 +82,7 @@ _FSDP2 = EngineFacts(
     framework="accelerate",
     zero_stages=(3,),
     beside=("transformers-tp",),
+    chooses_loss=True,
     reshard=(True, False),
     sync=(False, True),
     adapters=True,
@@ -91,6 +93,7 @@ _FSDP2 = EngineFacts(
 _RECORDS = (
     EngineFacts(
         name="single",
+        chooses_loss=True,
         runtime="accelerate-single",
         framework="accelerate",
         zero_stages=(0,),
@@ -104,6 +107,7 @@ _RECORDS = (
     ),
     EngineFacts(
         name="ddp",
+        chooses_loss=True,
         runtime="accelerate-ddp",
         framework="accelerate",
         zero_stages=(0,),
@@ -125,6 +129,7 @@ _RECORDS = (
     ),
     EngineFacts(
         name="deepspeed",
+        chooses_loss=True,
         runtime="deepspeed-zero",
         framework="deepspeed",
         loops_experts=True,
@@ -151,6 +156,7 @@ _RECORDS = (
     ),
     EngineFacts(
         name="deepspeed-pipeline",
+        chooses_loss=True,
         runtime="deepspeed-pipeline",
         framework="deepspeed",
         flat_states=True,
@@ -162,6 +168,7 @@ _RECORDS = (
     ),
     EngineFacts(
         name="deepspeed-ulysses",
+        chooses_loss=True,
         runtime="deepspeed-ulysses",
         framework="deepspeed",
         loops_experts=True,

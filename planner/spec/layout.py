@@ -12,6 +12,9 @@ CpMethod = Literal["ring", "allgather", "ulysses"]
 PpSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
 TokenDispatcher = Literal["alltoall", "deepep", "hybridep"]
 CountedEnds = Literal["none", "embedding", "head", "both"]
+Loss = Literal["whole", "in-place", "chunked", "fused"]
+"""How head and loss are computed: on whole logits; with the gradient written over them; a piece of the tokens at a
+time, by this project's trainer (chunked) or by a kernel of another package (fused)."""
 """What counts as a layer beside the layers where they are dealt to stages."""
 RECOMPUTE = ("none", "attention", "sac:matmul", "full")
 """What is recomputed in backward: nothing, the attention core, all but matrix products' results, whole layers."""
@@ -53,6 +56,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     second copy of gathered weights (ZeRO++'s hpZ; 0 for none).
     `recompute_modules` are parts of layers that run again, or whose result is made again, beside `recompute`.
     `token_dispatcher` is the library that sends tokens to experts: NCCL (alltoall), DeepEP or HybridEP.
+    `loss` is how head and loss are computed; None leaves it to the runtime's kernels.
     Bucket sizes are in elements (DeepSpeed) or bytes (DDP); 0 lets the engine size them to the model.
     The four `zero3_` limits of stage 3's look-ahead default to DeepSpeed's own (runtime/zero/config.py).
     """
@@ -88,6 +92,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     overlap_comm: bool = False
     tp_comm_overlap: bool = False
     token_dispatcher: TokenDispatcher = "alltoall"
+    loss: Loss | None = None
     zero3_prefetch_elements: int = 50_000_000
     zero3_persistence_elements: int = 100_000
     zero3_max_live_elements: int = 1_000_000_000

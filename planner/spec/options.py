@@ -18,6 +18,7 @@ from planner.spec.layout import (
     STRATEGIES,
     CountedEnds,
     CpMethod,
+    Loss,
     PpSchedule,
     TokenDispatcher,
 )
@@ -224,6 +225,8 @@ _LAYOUT = _of(
            axis="tp"),
     Option("token_dispatcher", "choice", "Megatron-Core: what sends tokens to experts.", "layout",
            choices=get_args(TokenDispatcher), default="alltoall", axis="ep"),
+    Option("loss", "choice", "How head and loss are computed.", "layout", choices=get_args(Loss),
+           default="the runtime's own", replaced_by=("runtime",)),
     Option("runtime", "name", "Runtime preset, or an engine: whose code runs.", trust=1, presets=("runtimes",)),
     Option("strategy", "choice", "This strategy alone.", "question", trust=1,
            choices=tuple(strategy.name for strategy in STRATEGIES), replaced_by=(*GROUPS, "runtime", "zero_stage")),

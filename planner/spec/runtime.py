@@ -35,7 +35,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     0.41), `packed_head` whether the head is quantised with the layers, `dropouts` whether the dropouts of the
     family's configuration are in the code, `fused_sinks` whether a fused attention takes sinks (gpt-oss), of which
     scores are written out elsewhere, `converts_once` whether an input that several linear modules read is converted to
-    8 bits once for all.
+    8 bits once for all, `holds_inputs` whether the function that calls the layers has the embedding's result in a
+    variable until the last norm.
     `adapters` says whether peft's modules compute LoRA beside the frozen ones (`peft`), or one function with them that
     keeps its input alone and writes into results and gradients that are there (`in-place`: Unsloth).
     """
@@ -59,6 +60,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dropouts: bool = True
     fused_sinks: bool = False
     converts_once: bool = False
+    holds_inputs: bool = False
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -32,6 +32,7 @@ def layout_text(layout: Layout) -> str:
     sizes = [f"{axis}={getattr(layout, axis)}" for axis in (*MESH_AXES, "ep") if getattr(layout, axis) > 1]
     switches = [f"recompute={layout.recompute}"] if layout.recompute != "none" else []
     switches += [f"recompute {'+'.join(layout.recompute_modules)}"] if layout.recompute_modules else []
+    switches += [f"loss {layout.loss}"] if layout.loss is not None else []
     offloaded = [what for what in ("optimizer", "params", "activations") if getattr(layout, f"offload_{what}")]
     switches += [f"{what} offloaded" for what in offloaded]
     if layout.zero_stage == 3 and not layout.reshard_after_forward:

@@ -16,12 +16,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from executor.worker.model import loading, recompute
+from executor.worker.model import loading, losses, recompute
 from executor.worker.model.adapters import add_adapters, is_adapter, is_magnitude, ordinary_name, with_copies
 from executor.worker.model.quantized import pack_layers
 from executor.worker.model.seeds import seed_all
 from executor.worker.model.values import Recorder, WeightValues, drawn, stored
 from planner.engines.common import implementation
+from planner.inventory.ends import pieces_of
 from planner.parallelism.case import Case
 from planner.spec import ModelSpec, TrainingJob
 from planner.spec.huggingface import config_dict
@@ -74,6 +75,7 @@ def unfilled_model(plan: Plan) -> Unfilled:
     if job.adapters is not None and (job.adapters.modules_to_save or job.adapters.dora):
         values = with_copies(values, model)
     recompute.enable(model, plan)
+    losses.install(model, plan.layout.loss, pieces_of(Case.of(plan).parts, plan.model))
     return Unfilled(model.train(), values)
 
 

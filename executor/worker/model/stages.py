@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from executor.worker.model.losses import set_targets, trained_head
+
 
 class Layers(nn.Module):
     """Hidden states through some of a model's layers; on the last stage through the final norm too.
@@ -65,6 +67,7 @@ class Head(nn.Module):
 
     @override
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        set_targets(trained_head(self), self.targets, self.items)
         # As base.RankEngine._loss: the targets are shifted already, and the loss is summed over them and divided once.
         loss: torch.Tensor = self._loss_function(
             logits=self.lm_head(hidden),
