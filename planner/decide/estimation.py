@@ -117,6 +117,7 @@ def _bases(asked: Layout, engine: str) -> Iterator[Layout]:
             zero_stage=stage,
             recompute=recompute,
             sequence_parallel=asked.sequence_parallel and facts.sequence_parallel,
+            loss="chunked" if asked.loss == "fused" and facts.chooses_loss else asked.loss,
             **held,
         )
 

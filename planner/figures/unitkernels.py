@@ -56,9 +56,9 @@ def product_kernels(
     weight: Weight,
     rows: Number,
     number_format: str,
+    pieces: int = 1,
     converted: Number = 1.0,
     converted_back: Number = 1.0,
-    pieces: int = 1,
 ) -> tuple[list[KernelCall], list[KernelCall]]:
     """Products of `rows` of inputs with one weight: forward; gradients of inputs, and of the weight where it is
     trained. Experts' are grouped, of equal parts of the rows. Shares as `conversions` gives them. Of a head whose loss

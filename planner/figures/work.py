@@ -247,7 +247,7 @@ def _products(case: Case, unit: str) -> _Products:
             continue
         rows = tokens * each / (weight.elements / weight.shape[0]) if weight.expert else tokens
         pieces = ends.pieces_of(case.parts, case.model) if head_in_pieces and unit == "tail" else 1
-        ways, back = product_kernels(weight, rows, number_format, *converted, pieces=pieces)
+        ways, back = product_kernels(weight, rows, number_format, pieces, *converted)
         kernels += ways
         gradients += back
         modules = modules + products_started(case, weight)

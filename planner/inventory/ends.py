@@ -234,13 +234,14 @@ def pieces_of(parts: Kernels, model: ModelSpec) -> int:
 def piece_share(parts: Kernels, tokens: Number, rank_seq_len: Number, model: ModelSpec) -> float:
     """The part of a micro-batch's tokens whose logits are there at once, or less of a column, as a bound.
 
-    Of the trainer's losses each sequence is cut into `pieces_of`. Of Unsloth's it is all where their fp32 logits are within TARGET_BYTES, else a number of pieces that four divides:
-    unslothai/unsloth-zoo ce232d6, fused_losses/cross_entropy_loss.py, get_chunk_size; where less than twice as much is
-    free, pieces are smaller. torch.compile writes the gradient of a piece's 16-bit logits over them (torch 2.13).
+    Of the trainer's losses each sequence is cut into `pieces_of`. Of Unsloth's it is all tokens where their fp32 logits
+    are within TARGET_BYTES, else a number of pieces that four divides: unslothai/unsloth-zoo ce232d6,
+    fused_losses/cross_entropy_loss.py, get_chunk_size; where less than twice as much is free, pieces are smaller.
+    torch.compile writes the gradient of a piece's 16-bit logits over them (torch 2.13).
     """
     if parts.loss in TRAINERS:
         pieces = pieces_of(parts, model)
-        return 1 / pieces if is_column(rank_seq_len) else -(-rank_seq_len // pieces) / rank_seq_len
+        return 1 / pieces if is_column(rank_seq_len) else float(math.ceil(rank_seq_len / pieces) / rank_seq_len)
     if parts.loss != "linear-chunked":
         return 1.0
     if is_column(tokens):

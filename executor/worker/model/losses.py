@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
-from torch import nn
 from torch.autograd.function import FunctionCtx
 from typing_extensions import override
 
