@@ -160,11 +160,12 @@ LAST_DEVIATIONS = {
 }
 
 
-SLOW = "ulysses-several-buckets"  # products in bf16 on a CPU, of sequences that others do without
+LONG_ONLY = ("ulysses-several-buckets", "ulysses-zero2-offloaded")
+"""Products in bf16 on a CPU, of sequences that others do without, and the other stage of a pair."""
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=pytest.mark.long) if one == SLOW else one for one in LAST_DEVIATIONS]
+    "name", [pytest.param(one, marks=pytest.mark.long) if one in LONG_ONLY else one for one in LAST_DEVIATIONS]
 )
 def test_the_peak_of_what_was_predicted_1_to_13_percent_off_is_as_planned(name: str, tmp_path: Path) -> None:
     case = LAST_DEVIATIONS[name]
