@@ -246,5 +246,25 @@ CASES |= {
 }
 
 _FIRST = {case.layout.engine: name for name, case in reversed(CASES.items())}
-EACH = [pytest.param(name, marks=pytest.mark.smoke) if name in _FIRST.values() else name for name in CASES]
-"""The cases by name, to parametrize over; the first of each engine is in `make test` too."""
+LONG_ONLY = (
+    "fsdp2-accum2",
+    "hsdp-2x2-accum2",
+    "zero2-accum2",
+    "zero3-accum2",
+    "tp2-fsdp2-accum2",
+    "ddp-copied-buckets-accum1",
+    "ddp-lora-accum1",
+    "fsdp2-lora-accum2",
+    "single-accum2",
+    "hsdp-2x2-lora-saved-accum2",
+)
+"""Of a layout's second number of micro-batches or second method: CI has cases of each engine, stage and method, and of
+each engine, stage and number of micro-batches, without them."""
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.smoke] * (name in _FIRST.values()) + [pytest.mark.long] * (name in LONG_ONLY)
+
+
+EACH = [pytest.param(name, marks=_marks(name)) for name in CASES]
+"""The cases by name, to parametrize over; the first of each engine is in `make test`, some are in `make long` alone."""

@@ -1,8 +1,8 @@
 """A rank that meets the others over gloo and then behaves as the run's data file says. Not here: any training.
 
 Behaviours: `finish`; `kill N`, `raise N`, `leave N` (rank N ends badly while the others wait for it, by `leave` without
-a word); `wait` (until ended, rank 1 deaf to SIGTERM); `alone` (reports a world of one); `early N` (rank N raises before
-reporting); `never` (silent).
+a word); `wait` (until ended; `wait deaf`: rank 1 does not heed SIGTERM); `alone` (reports a world of one); `early N`
+(rank N raises before reporting); `never` (silent).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     behaviour, _, which = Path(plan["job"]["recipe"]["data"]).read_text().split("\n")[0].partition(" ")
     rank = int(os.environ["RANK"])
-    chosen = which != "" and rank == int(which)
+    chosen = which == str(rank)
     dist.init_process_group("gloo")
     if behaviour == "early" and chosen:
         raise ValueError("before the mesh")
@@ -44,7 +44,7 @@ def main(folder: Path) -> None:
     if behaviour == "raise" and chosen:
         raise ValueError(f"the trouble is on rank {rank}")
     if behaviour in ("wait", "never"):
-        if rank == 1:
+        if which == "deaf" and rank == 1:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         (folder / "mesh" / f"waiting-{rank}").touch()
         while True:

@@ -174,7 +174,7 @@ def test_an_agent_that_the_out_of_memory_killer_took_is_no_lost_node(tmp_path, s
 @NAMESPACES
 def test_what_a_killed_launcher_left_is_named_by_status_and_ended_by_stop_which_writes_down_how_the_run_ended(tmp_path):
     folder = tmp_path / "run"
-    process = start("wait", folder, hosts="namespaces")
+    process = start("wait deaf", folder, hosts="namespaces")
     both_wait(folder)
     assert namespaces.reap_stale() == []
     assert status(folder).startswith("running: ") and left_by(process.pid) != []

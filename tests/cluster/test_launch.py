@@ -101,7 +101,9 @@ def test_two_emulated_nodes_leave_a_whole_record_and_see_no_secret_of_the_caller
     [
         pytest.param("kill 1", 5, r"rank 1 on node-1 failed first: killed by SIGKILL", marks=pytest.mark.smoke),
         ("raise 1", 5, r"rank 1 on node-1 failed first: ValueError: the trouble is on rank 1"),
-        ("raise 0", 5, r"rank 0 on node-0 failed first: ValueError: the trouble is on rank 0"),
+        pytest.param(
+            "raise 0", 5, r"rank 0 on node-0 failed first: ValueError: the trouble is on rank 0", marks=pytest.mark.long
+        ),
         ("early 1", 4, r"rank 1 on node-1 failed first: ValueError: before the mesh"),
         pytest.param("leave 1", 5, r"rank 1 on node-1 failed first: exit code 9", marks=pytest.mark.long),
         ("alone", 4, r"rank 0 trained in a world of 1, the plan has 2"),
@@ -215,7 +217,7 @@ def test_an_agent_reads_a_configuration_as_a_process_of_its_own_does_and_says_wh
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.smoke), (signal.SIGTERM, 143)]
 )
 def test_an_interrupt_ends_every_rank_even_one_deaf_to_sigterm(folder, number, code):
-    process = start("wait", folder)
+    process = start("wait deaf", folder)
     both_wait(folder)
     ranks = processes_of(run_id(folder))
     assert len(ranks) >= 4  # two agents, two ranks
@@ -229,7 +231,7 @@ def test_an_interrupt_ends_every_rank_even_one_deaf_to_sigterm(folder, number, c
 
 
 def test_a_killed_agent_is_a_lost_node_and_its_orphaned_rank_is_ended(folder):
-    process = start("wait", folder)
+    process = start("wait deaf", folder)
     both_wait(folder)
     ranks = processes_of(run_id(folder))
     agents = [pid for pid in ranks if b"executor.worker.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]

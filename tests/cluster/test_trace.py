@@ -6,7 +6,7 @@ Not here: the planner's figures (test_prediction.py, tests/executor/test_trace.p
 from __future__ import annotations
 
 import pytest
-from cases import SplitRun
+from cases import LONG_ONLY, SplitRun
 
 from executor.folder.rundir import read_measured, read_run_plan
 from executor.measure.report import join_memory, join_traffic
@@ -18,6 +18,7 @@ CASES = (
     "fsdp2-accum1",
     "fsdp2-accum2",
     "hsdp-2x2-accum1",
+    "fsdp2-lora-accum1",
     "fsdp2-lora-accum2",
     "fsdp2-sync-recompute-accum2",
     "fsdp2-kept-accum1",
@@ -25,7 +26,9 @@ CASES = (
 PEAK_PERCENT = 1.0
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG_ONLY else name for name in CASES]
+)
 def test_a_trace_is_what_a_real_rank_measures(name: str, split_run: SplitRun) -> None:
     folder = split_run(name).folder
     plan = read_run_plan(folder)

@@ -10,8 +10,9 @@ import dataclasses
 import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agents import Finished, make_plan, run_warm
@@ -22,12 +23,13 @@ from executor.worker.checkpoints import shards
 from planner.spec import Layout, Optimizer
 from planner.spec.job import Precision
 
-SAVED, STEPS = 5, 25
+SAVED, FEW, STEPS = 5, 10, 25
+"""Steps until shards are saved, and in all: in CI, where what is lost shows in the first step, and in `make long`."""
 LARGEST_LOSS_ERROR, LARGEST_NORM_ERROR = 1e-5, 1e-4  # relative, at any step
 
 Step = list[float]
 Run = tuple[Path, list[Step]]
-Trained = Callable[[str], Run]
+Trained = Callable[[str, int], Run]
 
 
 def sgd(case: Case) -> Case:
@@ -137,6 +139,7 @@ BACK = (
     "zero3-bf16",
 )
 """Layouts of the long tests that go back; weights that stay whole between steps are the hard ones."""
+TO = " to "
 PAIRS = tuple(itertools.permutations(PAIRED, 2))
 SAMPLE = [(one, other) for one, other in itertools.pairwise([*PAIRED, "ddp 4"])]
 """Each layout once on either side."""
@@ -161,8 +164,8 @@ OTHER_PAIRS = (
 )
 
 
-def start(case: Case, folder: Path, *arguments: str, nodes: int = 1) -> Finished:
-    job = replace(case.job, recipe=replace(case.job.recipe, steps=STEPS))
+def start(case: Case, folder: Path, *arguments: str, nodes: int = 1, steps: int = FEW) -> Finished:
+    job = replace(case.job, recipe=replace(case.job.recipe, steps=steps))
     plan = make_plan(case.layout, job, nodes=nodes, per_node=case.layout.world_size // nodes, model=case.model)
     return run_warm(plan, folder, *arguments, module="resumed", environment=case.environment)
 
@@ -174,71 +177,73 @@ def steps_of(finished: Finished) -> list[Step]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """(folder of its shards after SAVED steps, its later steps) of a run that nothing interrupted."""
-    made: dict[str, Run] = {}
+    """(folder of its shards after SAVED steps, its later steps) of a run of so many steps that nothing interrupted."""
+    made: dict[tuple[str, int], Run] = {}
 
-    def get(name: str) -> Run:
-        if name not in made:
+    def get(name: str, count: int) -> Run:
+        if (name, count) not in made:
             folder = tmp_path_factory.mktemp("whole")
-            steps = steps_of(start(ALL[name], folder, "--save-after", str(SAVED)))
-            made[name] = folder / "shards", steps[SAVED:]
-        return made[name]
+            steps = steps_of(start(ALL[name], folder, "--save-after", str(SAVED), steps=count))
+            made[name, count] = folder / "shards", steps[SAVED:]
+        return made[name, count]
 
     return get
 
 
-def resumed(case: Case, saved: Path, folder: Path) -> list[Step]:
-    return steps_of(start(case, folder, "--load", str(saved), "--step", str(SAVED)))
+def resumed(case: Case, saved: Path, folder: Path, steps: int) -> list[Step]:
+    return steps_of(start(case, folder, "--load", str(saved), "--step", str(SAVED), steps=steps))
 
 
-@pytest.mark.parametrize("name", [*SAME, *(pytest.param(name, marks=pytest.mark.long) for name in LONG_SAME)])
-def test_a_run_goes_on_bit_for_bit(name: str, trained: Trained, tmp_path: Path) -> None:
-    saved, expected = trained(name)
+def asked(few: Sequence[str], others: Sequence[str]) -> list[Any]:
+    """Some for few steps in CI, and all of them for all steps in `make long`."""
+    whole = (pytest.param(one, STEPS, id=one, marks=pytest.mark.long) for one in (*few, *others))
+    return [*(pytest.param(one, FEW, id=f"{one}, few steps") for one in few), *whole]
 
-    found = resumed(ALL[name], saved, tmp_path)
 
-    assert len(found) == STEPS - SAVED
+@pytest.mark.parametrize(("name", "steps"), asked(SAME, LONG_SAME))
+def test_a_run_goes_on_bit_for_bit(name: str, steps: int, trained: Trained, tmp_path: Path) -> None:
+    saved, expected = trained(name, steps)
+
+    found = resumed(ALL[name], saved, tmp_path, steps)
+
+    assert len(found) == steps - SAVED
     assert found == expected
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        pytest.param(*pair, marks=() if pair in SAMPLE else pytest.mark.long, id=" to ".join(pair))
-        for pair in PAIRS + OTHER_PAIRS
-    ],
+    ("pair", "steps"),
+    asked([TO.join(pair) for pair in SAMPLE], [TO.join(pair) for pair in PAIRS + OTHER_PAIRS if pair not in SAMPLE]),
 )
-def test_a_run_goes_on_in_another_layout(before: str, after: str, trained: Trained, tmp_path: Path) -> None:
-    saved, expected = trained(before)
+def test_a_run_goes_on_in_another_layout(pair: str, steps: int, trained: Trained, tmp_path: Path) -> None:
+    before, after = pair.split(TO)
+    saved, expected = trained(before, steps)
 
-    found = resumed(ALL[after], saved, tmp_path)
+    found = resumed(ALL[after], saved, tmp_path, steps)
 
-    assert [step for step, *_ in found] == [step for step, *_ in expected] == list(range(SAVED, STEPS))
+    assert [step for step, *_ in found] == [step for step, *_ in expected] == list(range(SAVED, steps))
     loss, norm = (
         max(abs(one[column] - other[column]) / other[column] for one, other in zip(found, expected, strict=True))
         for column in (1, 2)
     )
-    print(f"\n{before} -> {after}: loss {loss:.1e}, gradient norm {norm:.1e}")
+    print(f"\n{pair}: loss {loss:.1e}, gradient norm {norm:.1e}")
     assert loss <= LARGEST_LOSS_ERROR
     assert norm <= LARGEST_NORM_ERROR
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["zero3-default-limits-accum1", *(pytest.param(name, marks=pytest.mark.long) for name in BACK)],
-)
-def test_a_run_goes_back_to_what_it_saved(name: str, trained: Trained, tmp_path: Path) -> None:
-    _, expected = trained(name)
+@pytest.mark.parametrize(("name", "steps"), asked(["zero3-default-limits-accum1"], BACK))
+def test_a_run_goes_back_to_what_it_saved(name: str, steps: int, trained: Trained, tmp_path: Path) -> None:
+    _, expected = trained(name, steps)
 
-    steps = steps_of(start(ALL[name], tmp_path, "--save-after", str(SAVED), "--back-after", str(SAVED + 3)))
+    back = ("--save-after", str(SAVED), "--back-after", str(SAVED + 3))
+    found = steps_of(start(ALL[name], tmp_path, *back, steps=steps))
 
-    assert [step for step, *_ in steps] == [*range(SAVED + 3), *range(SAVED, STEPS)]
-    assert steps[SAVED : SAVED + 3] == expected[:3]
-    assert steps[SAVED + 3 :] == expected
+    assert [step for step, *_ in found] == [*range(SAVED + 3), *range(SAVED, steps)]
+    assert found[SAVED : SAVED + 3] == expected[:3]
+    assert found[SAVED + 3 :] == expected
 
 
 def test_a_piece_that_one_rank_misses_is_named_by_all_of_them(trained: Trained, tmp_path: Path) -> None:
-    saved, _ = trained("fsdp2 4")
+    saved, _ = trained("fsdp2 4", FEW)
     rest = tmp_path / "rest"
     shutil.copytree(saved, rest)
     lost = shards.read_pieces(rest / "rank-3.safetensors")[0]
@@ -253,7 +258,7 @@ def test_a_piece_that_one_rank_misses_is_named_by_all_of_them(trained: Trained, 
 
 
 def test_what_befalls_one_rank_in_loading_ends_all_of_them_alike(trained: Trained, tmp_path: Path) -> None:
-    saved, _ = trained("ddp 4")
+    saved, _ = trained("ddp 4", FEW)
     finished = start(ALL["ddp 4"], tmp_path, "--load", str(saved), "--step", str(SAVED), "--ill-rank", "2", nodes=4)
 
     assert finished.exit_codes == (3, 3, 3, 3), finished.output[-3000:]
@@ -261,7 +266,7 @@ def test_what_befalls_one_rank_in_loading_ends_all_of_them_alike(trained: Traine
 
 
 def test_ranks_write_equal_parts_of_what_they_all_hold(trained: Trained) -> None:
-    sizes = [path.stat().st_size for path in sorted(trained("ddp 4")[0].iterdir())]
+    sizes = [path.stat().st_size for path in sorted(trained("ddp 4", FEW)[0].iterdir())]
 
     assert len(sizes) == 4
     assert max(sizes) < 1.01 * min(sizes)

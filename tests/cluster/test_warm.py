@@ -19,8 +19,9 @@ FOLDER = Path(__file__).parent
 NURSERY = Nursery(())  # without a framework
 
 
-def rank(log: Path, *behaviour: str) -> dict[str, object]:
-    return {"module": "ill", "arguments": list(behaviour), "environment": {}, "log": str(log)}
+def rank(log: Path, *behaviour: str, after: Path | None = None) -> dict[str, object]:
+    environment = {"AFTER": str(after)} if after else {}
+    return {"module": "ill", "arguments": list(behaviour), "environment": environment, "log": str(log)}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,8 @@ def test_a_rank_that_fails_ends_the_others_and_both_say_where_they_were(
 ) -> None:
     ill, other = tmp_path / "ill.log", tmp_path / "other.log"
 
-    codes = NURSERY.run([rank(ill, *behaviour), rank(other, "hang")])
+    other.touch()
+    codes = NURSERY.run([rank(ill, *behaviour, after=other), rank(other, "hang")], last_words_s=0.5)
 
     assert codes == [code, -signal.SIGABRT]
     assert words in ill.read_text()
@@ -51,14 +53,16 @@ def test_ranks_that_hang_are_ended_and_say_where(tmp_path: Path) -> None:
     assert "ill.py" in (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize(("seen", "code"), [(600.0, 0), (-600.0, -signal.SIGABRT)])
-def test_ranks_that_give_signs_are_waited_for_however_slow_they_are(tmp_path: Path, seen: float, code: int) -> None:
+@pytest.mark.parametrize(("seen", "lasts_s", "code"), [(600.0, 4, 0), (-600.0, 60, -signal.SIGABRT)])
+def test_ranks_that_give_signs_are_waited_for_however_slow_they_are(
+    tmp_path: Path, seen: float, lasts_s: int, code: int
+) -> None:
     sign = tmp_path / "alive" / "rank-0"
     sign.parent.mkdir()
     sign.touch()
     os.utime(sign, (time.time() + seen,) * 2)  # of a step that begins while the rank is there, or of a run long over
 
-    assert NURSERY.run([rank(tmp_path / "log", "last", "10")], timeout_s=2.0) == [code]
+    assert NURSERY.run([rank(tmp_path / "log", "last", str(lasts_s))], timeout_s=1.0) == [code]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -54,7 +54,9 @@ class Nursery:
         self._modules = modules
         self._process: subprocess.Popen[str] | None = None
 
-    def run(self, ranks: Sequence[dict[str, Any]], timeout_s: float | None = None) -> list[int]:
+    def run(
+        self, ranks: Sequence[dict[str, Any]], timeout_s: float | None = None, last_words_s: float = LAST_WORDS_S
+    ) -> list[int]:
         """Exit codes of ranks that run side by side; a signal's is negative.
 
         Each is {"module", whose `main` is called with "arguments"; "environment", which is added; "log", a file}.
@@ -65,7 +67,7 @@ class Nursery:
         assert self._process.stdin is not None and self._process.stdout is not None
         limit = timeout_s or max(LEAST_TIMEOUT_S, TIMEOUT_S_A_RANK * len(ranks))
         try:
-            self._process.stdin.write(json.dumps({"ranks": list(ranks), "timeout_s": limit}) + "\n")
+            self._process.stdin.write(json.dumps([list(ranks), limit, last_words_s]) + "\n")
             self._process.stdin.flush()
             answer = self._process.stdout.readline()
         except BaseException:  # Ctrl-C: an answer that nobody waits for must not be the next run's
@@ -120,14 +122,13 @@ def _serve(parent: int, modules: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()  # or a rank's first collection would copy every page of this process
     for line in sys.stdin:
-        asked = json.loads(line)
-        answers.write(json.dumps(_side_by_side(asked["ranks"], asked["timeout_s"])) + "\n")
+        answers.write(json.dumps(_side_by_side(*json.loads(line))) + "\n")
         answers.flush()
 
 
-def _side_by_side(ranks: list[dict[str, Any]], timeout_s: float) -> list[int]:
-    """As torchrun does: when one rank fails, the others are ended. Those that hang, for `timeout_s` after the last sign
-    of any of them, say first where they are; slow ones have as long as they need."""
+def _side_by_side(ranks: list[dict[str, Any]], timeout_s: float, last_words_s: float) -> list[int]:
+    """As torchrun does: when one rank fails, the others are ended, `last_words_s` later. Those that hang, for
+    `timeout_s` after the last sign of any of them, say first where they are; slow ones have as long as they need."""
     begun = time.time()
     alive = {_fork(one): place for place, one in enumerate(ranks)}
     codes = [0] * len(ranks)
@@ -137,7 +138,7 @@ def _side_by_side(ranks: list[dict[str, Any]], timeout_s: float) -> list[int]:
         if pid:
             code = codes[alive.pop(pid)] = os.waitstatus_to_exitcode(status)
             if code:
-                deadline = min(deadline, time.monotonic() + LAST_WORDS_S)  # for the others' own last words
+                deadline = min(deadline, time.monotonic() + last_words_s)  # for the others' own last words
         elif time.monotonic() > deadline:
             quiet_s = time.time() - max(begun, _last_sign(ranks))
             if ending == signal.SIGABRT and not any(codes) and quiet_s < timeout_s:

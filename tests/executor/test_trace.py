@@ -51,7 +51,24 @@ def tiny_plan(layers: int, **layout: object) -> Plan:
     ).sealed()
 
 
-@pytest.mark.parametrize("name", PAIRS)
+IN_CI = (
+    "opt-125m-ddp-fp32",
+    "gpt2-xl-ddp-bf16",
+    "llama-2-7b-fsdp-pure",
+    "llama-2-7b-ddp-pure-full",
+    "llama-2-7b-fsdp-lora",
+    "llama-3-8b-hsdp-fp32",
+    "llama-3-8b-fsdp-bf16-full",
+    "llama-3-8b-tp-bf16",
+    "mixtral-8x7b-fsdp-bf16",
+    "llama-3-70b-fsdp-pure",
+)
+"""Each engine, precision and kind of model; all pairs in `make long`."""
+
+
+@pytest.mark.parametrize(
+    "name", [*IN_CI, *(pytest.param(name, marks=pytest.mark.long) for name in PAIRS if name not in IN_CI)]
+)
 def test_planner_and_trace_agree_on_peak_and_large_terms(name: str) -> None:
     report = traced(PAIRS[name])
 
