@@ -166,6 +166,13 @@ TRAINER: tuple[Rule, ...] = (
         sentence=lambda case: "it is planned, but not launchable yet: the trainer's own loss in pieces is chunked",
         fix=lambda case: "Use loss=chunked",
     ),
+    Rule(
+        name="liger not launchable",
+        field="liger",
+        holds=lambda case: not case.layout.liger,
+        sentence=lambda case: "it is planned, but not launchable yet: the trainer runs Transformers' own modules",
+        fix=lambda case: "Leave it out, or plan it alone",
+    ),
     not_built("offload_activations", "activations stay on the devices"),
     not_built("zero_secondary_shard", "gathered weights are kept once"),
 )

@@ -65,6 +65,18 @@ def with_loss(parts: Kernels, loss: str) -> Kernels:
     return msgspec.structs.replace(parts, loss=LOSSES.get(loss, "eager-fp32"))
 
 
+LIGER_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3")
+"""Families whose modules Liger-Kernel replaces (00eba63, transformers/monkey_patch.py,
+MODEL_TYPE_TO_APPLY_LIGER_FN)."""
+
+
+def with_liger(parts: Kernels, names: tuple[str, ...]) -> Kernels:
+    """The kernels with these parts in Liger's place (00eba63, ops/rms_norm.py: keeps X and a root for each row;
+    ops/rope.py: turns queries and keys in place; ops/swiglu.py: keeps both halves, and its result is the next linear's
+    input)."""
+    return msgspec.structs.replace(parts, **dict.fromkeys(names, "fused"))
+
+
 HF = Kernels()
 """Transformers' modules."""
 

@@ -452,11 +452,11 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
         tape.enter("loss")
         tape.drop(normal)
         return loss
-    if loss_kernel in IN_PIECES:
-        tape.enter("loss")
+    if loss_kernel in IN_PIECES:  # what the head's weight is used for belongs to the unit that has it
         local = compute.local(compute.trained(head))
         share = compute.loss_share if loss_kernel == "linear-chunked" else None
         loss = linear_cross_entropy(tape, normal, local, element_bytes=compute.element_bytes, share=share)
+        tape.enter("loss")
         tape.drop(normal)
         return loss
     # LitGPT's pieces are those of fine-tuning with adapters alone.

@@ -17,7 +17,7 @@ import msgspec
 from planner.basics.arith import Number, floor_div, is_column, maximum, minimum, where
 from planner.basics.formula import watched
 from planner.inventory import LAYERS, UNITS, Moment, Stage, Weight, local_part, unit_weights
-from planner.inventory.compute import with_loss
+from planner.inventory.compute import with_liger, with_loss
 from planner.inventory.units import repeats
 from planner.parallelism.pipeline import stage_of
 from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
@@ -332,9 +332,12 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def parts(self) -> Kernels:
-        """The runtime's kernels, with the loss that was asked for. A head of a pipeline's last stage is split as the
-        embedding is that it is tied to."""
+        """The runtime's kernels, with the loss and Liger's parts that were asked for; experts keep their own. A head of
+        a pipeline's last stage is split as the embedding is that it is tied to."""
         parts = self.runtime.parts
+        if self.layout.liger:
+            experts = self.model.moe is not None
+            parts = with_liger(parts, tuple(name for name in self.layout.liger if name != "mlp" or not experts))
         if self.layout.loss is not None:
             parts = with_loss(parts, self.layout.loss)
         if not (self.pipelined and self.model.tied and parts.head_parallel):

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, did_you_mean
+from planner.inventory.compute import LIGER_FAMILIES
 from planner.spec import Layout
 from planner.spec.engines import ENGINES, OFFLOADS, EngineFacts, engines_with, offloading
 from planner.spec.job import RATES
+from planner.spec.layout import LIGER
 from planner.spec.options import OF_AXIS, OPTIONS
 
 if TYPE_CHECKING:
@@ -54,13 +56,14 @@ def _value(case: Case, field: str) -> Any:
     parts = {"optimizer": job.optimizer, "lora": job.adapters, "quantization": job.base_quantization}
     if option is not None and option.part in parts:
         return getattr(parts[option.part], option.field or option.name, None)
-    return getattr(case.layout, field, getattr(job, field, None))
+    found = getattr(case.layout, field, getattr(job, field, None))
+    return as_option(found) if isinstance(found, tuple) else found
 
 
 AXES = ("tp", "cp", "pp", "ep")
 """Groups that split the model or its activations; the data-parallel ones every engine has."""
 
-ALWAYS_READ = ("engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_accum", "recompute", "loss")
+ALWAYS_READ = ("engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_accum", "recompute", "loss", "liger")
 """Fields of a layout that mean something to every engine (which sizes are legal, its rules say)."""
 
 DEFAULTS = msgspec.structs.asdict(Layout(engine="ddp"))
@@ -179,6 +182,8 @@ def accepts(field: str, values: tuple[str, ...], why: str) -> Rule:
 
 def as_option(value: Any) -> str:
     """A field's value as it is given on the command line."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value).lower()
 
 
@@ -295,6 +300,18 @@ OFFERED: tuple[Rule, ...] = (
 """What jobs ask that few engines have."""
 
 
+def _not_ligers(case: Case) -> list[str]:
+    return [name for name in case.layout.liger if name not in LIGER]
+
+
+def _has_eager_modules(case: Case) -> bool:
+    """Whether the model runs as modules of Transformers that Liger-Kernel knows."""
+    parts = case.runtime.parts
+    return (parts.norm, parts.rotary, parts.mlp) == ("eager-fp32", "eager", "eager") and (
+        case.model.family in LIGER_FAMILIES
+    )
+
+
 def _chooses_loss(facts: EngineFacts) -> bool:
     return facts.chooses_loss and not facts.superseded
 
@@ -315,6 +332,22 @@ COMMON: tuple[Rule, ...] = (
         holds=lambda case: case.layout.loss is None or case.layout.facts.chooses_loss,
         sentence=lambda case: f"{case.layout.engine} computes the loss in its own way",
         fix=lambda case: f"Leave it out, or use engine {one_of(engines_with(_chooses_loss))}",
+    ),
+    Rule(
+        name="not parts of Liger's",
+        field="liger",
+        holds=lambda case: not _not_ligers(case),
+        sentence=lambda case: f"{_not_ligers(case)[0]} is no part that Liger-Kernel replaces",
+        fix=lambda case: did_you_mean(_not_ligers(case)[0], LIGER),
+    ),
+    Rule(
+        name="modules that Liger does not replace",
+        field="liger",
+        holds=lambda case: not case.layout.liger or _has_eager_modules(case),
+        sentence=lambda case: (
+            f"Liger-Kernel replaces modules of Transformers, and not {case.layout.engine}'s of {case.model.family}"
+        ),
+        fix=lambda case: "Leave it out",
     ),
     Rule(
         name="loss of a split head",

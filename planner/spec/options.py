@@ -13,6 +13,7 @@ import msgspec
 
 from planner.spec.job import BaseFormat, CodeStorage, Implementation, Method, OptimizerName, Packing, Precision
 from planner.spec.layout import (
+    LIGER,
     RECOMPUTE,
     RECOMPUTE_MODULES,
     STRATEGIES,
@@ -227,6 +228,8 @@ _LAYOUT = _of(
            choices=get_args(TokenDispatcher), default="alltoall", axis="ep"),
     Option("loss", "choice", "How head and loss are computed.", "layout", choices=get_args(Loss),
            default="the runtime's own", replaced_by=("runtime",)),
+    Option("liger", "names", "Parts that Liger-Kernel replaces: " + ", ".join(LIGER) + "; its loss is --loss fused.",
+           "layout", replaced_by=("runtime",)),
     Option("runtime", "name", "Runtime preset, or an engine: whose code runs.", trust=1, presets=("runtimes",)),
     Option("strategy", "choice", "This strategy alone.", "question", trust=1,
            choices=tuple(strategy.name for strategy in STRATEGIES), replaced_by=(*GROUPS, "runtime", "zero_stage")),

@@ -64,6 +64,7 @@ def read(sheet: Sheet) -> None:
     sheet.switch("sample_packing", "packing", "packed", off="off: padded sequences are estimated")
     _context(sheet)
     _split(sheet)
+    _liger(sheet)
     _precision(sheet)
     if sheet.says("recompute") is None:
         _recompute(sheet)
@@ -109,12 +110,35 @@ def _kernels(sheet: Sheet) -> None:
     names = [str(name).rpartition(".")[2] for name in (listed if isinstance(listed, list) else [listed]) if name]
     if jobs := [name for name in names if name in JOBS]:
         sheet.decides("plugins", f"{jobs[0]} makes it no plain training", TAKE_OUT)
-    fused = "CutCrossEntropyPlugin" in names and sheet.flag("cut_cross_entropy") is not False
-    if fused or "SpectrumPlugin" in names:
-        sheet.unmodelled("plugins", "a loss without whole logits" if fused else "a part of the model trained", "less")
+    if "SpectrumPlugin" in names:
+        sheet.unmodelled("plugins", "a part of the model trained", "less")
     if others := [name for name in names if name not in (*KNOWN_PLUGINS, "CutCrossEntropyPlugin", "SpectrumPlugin")]:
         sheet.unmodelled("plugins", f"what {', '.join(others)} adds", "more")
     sheet.ignore("plugins", "their own keys say what they do")
+
+
+LIGER_KEYS = {"norm": "liger_rms_norm", "rotary": "liger_rope", "mlp": "liger_glu_activation"}
+
+
+def _liger(sheet: Sheet) -> None:
+    """Liger's parts, and losses that hold no logits, or one copy: Liger's, and Cut Cross-Entropy, which makes them
+    block by block too (067b021, integrations/liger/args.py and integrations/cut_cross_entropy/)."""
+    listed = sheet.data.get("plugins")
+    plugins = {str(name).rpartition(".")[2] for name in (listed if isinstance(listed, list) else [listed]) if name}
+    on = {part: key for part, key in LIGER_KEYS.items() if "LigerPlugin" in plugins and sheet.flag(key)}
+    if on:
+        sheet.means("liger", ",".join(on), *on.values())
+    cut = "CutCrossEntropyPlugin" in plugins and sheet.flag("cut_cross_entropy") is not False
+    fused = "LigerPlugin" in plugins and sheet.flag("liger_fused_linear_cross_entropy")
+    over = "LigerPlugin" in plugins and sheet.flag("liger_cross_entropy")
+    if trainer.whole_head(sheet) and (cut or fused or over):
+        keys = ("plugins", "cut_cross_entropy") if cut else ("liger_fused_linear_cross_entropy",)
+        sheet.means(
+            "loss", "fused" if cut or fused else "in-place", *(keys if cut or fused else ("liger_cross_entropy",))
+        )
+    if "LigerPlugin" not in plugins:
+        for key in [key for key in sheet.data if key.startswith("liger_")]:
+            sheet.ignore(key, "LigerPlugin is not among the plugins")
 
 
 def _method(sheet: Sheet) -> None:

@@ -55,6 +55,8 @@ def read(sheet: Sheet) -> None:
     _unsloth(sheet)
     _precision(sheet)
     _attention(sheet)
+    for key in ("enable_liger_kernel", "use_liger_kernel"):
+        trainer.liger(sheet, key)
     trainer.magnitudes(sheet, "use_dora")
 
 

@@ -13,6 +13,7 @@ from planner.ask.fromfile.classes import classes
 from planner.ask.fromfile.sheet import OFF, Sheet
 from planner.parallelism.rules import PAGED
 from planner.spec.engines import ENGINES
+from planner.spec.layout import LIGER
 from planner.spec.options import ALL_LINEAR
 
 OPTIMIZERS = {
@@ -66,6 +67,21 @@ def optimizer(sheet: Sheet, key: str) -> None:
         sheet.means("paged_states", True, key)
     if name in IMPLEMENTATIONS:
         sheet.means("optimizer_implementation", IMPLEMENTATIONS[name], key)
+
+
+def whole_head(sheet: Sheet) -> bool:
+    """Whether each rank has the whole head, as far as the file has said until now."""
+    return not any(sheet.says(axis) for axis in ("tp", "pp"))
+
+
+def liger(sheet: Sheet, key: str) -> None:
+    """Liger-Kernel as the Trainer applies it: norms, rotary positions, the MLP and the loss (transformers 5.23.0,
+    integrations/liger.py, with Liger's own defaults)."""
+    if sheet.flag(key):
+        sheet.means("liger", ",".join(LIGER), key)
+        if whole_head(sheet):
+            sheet.means("loss", "fused", key)
+    sheet.ignore(key, OFF)
 
 
 def gradient_buckets(sheet: Sheet) -> None:
