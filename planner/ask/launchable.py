@@ -113,9 +113,10 @@ PIECEWISE = engines_with(lambda facts: facts.chooses_loss and not facts.supersed
 
 
 def in_pieces(question: Question) -> Iterator[Question]:
-    """The question with logits that are never all there; none where the person chose the loss, or another runtime."""
+    """The question with logits that are never all there; none where the person chose the loss, or another runtime, and
+    of a file, which says what its own software does."""
     pins = question.pins
-    if pins.given("loss") is None and (pins.runtime is None or pins.runtime.engine in PIECEWISE):
+    if question.launching and pins.given("loss") is None and (pins.runtime is None or pins.runtime.engine in PIECEWISE):
         yield msgspec.structs.replace(question, pins=pins.fixing(loss="chunked"))
 
 

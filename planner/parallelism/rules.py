@@ -306,10 +306,7 @@ def _not_ligers(case: Case) -> list[str]:
 
 def _has_eager_modules(case: Case) -> bool:
     """Whether the model runs as modules of Transformers that Liger-Kernel knows."""
-    parts = case.runtime.parts
-    return (parts.norm, parts.rotary, parts.mlp) == ("eager-fp32", "eager", "eager") and (
-        case.model.family in LIGER_FAMILIES
-    )
+    return case.runtime.parts.holds_inputs and case.model.family in LIGER_FAMILIES
 
 
 def _chooses_loss(facts: EngineFacts) -> bool:

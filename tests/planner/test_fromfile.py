@@ -116,7 +116,7 @@ def test_a_key_nobody_knows_is_told_apart_from_a_harmless_one():
     effects = {one.key: one.effect for one in found.ignored}
 
     assert effects["my_own_key"] == "unknown"
-    assert effects["liger_rope"] == "not modelled"
+    assert effects["tiled_mlp"] == "not modelled"
     assert effects["datasets"] == "none"
 
 
@@ -435,7 +435,7 @@ def test_a_file_asks_the_question_its_options_ask(capsys: pytest.CaptureFixture[
     options_alone = json.loads(run(capsys, *typed.split())[1])
     assert code == 0
     # The file has keys that add memory and take it away, which no option says.
-    assert found.pop("uncounted") == {"more": ["my_own_key"], "less": ["liger_rope"], "bound": "unsure"}
+    assert found.pop("uncounted") == {"more": ["my_own_key"], "less": ["tiled_mlp"], "bound": "unsure"}
     assert options_alone.pop("uncounted")["bound"] is None
     assert len(found.pop("warnings")) == len(options_alone.pop("warnings")) + 1
     for one in (found, options_alone):

@@ -136,9 +136,6 @@ def _liger(sheet: Sheet) -> None:
         sheet.means(
             "loss", "fused" if cut or fused else "in-place", *(keys if cut or fused else ("liger_cross_entropy",))
         )
-    if "LigerPlugin" not in plugins:
-        for key in [key for key in sheet.data if key.startswith("liger_")]:
-            sheet.ignore(key, "LigerPlugin is not among the plugins")
 
 
 def _method(sheet: Sheet) -> None:
