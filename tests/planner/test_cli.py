@@ -336,6 +336,14 @@ def test_a_card_without_bf16_is_told_of_fp16(capsys: pytest.CaptureFixture[str])
     assert "\nThe time to compute is not known here: layouts were compared by their communication alone.\n" in out
 
 
+def test_a_mistyped_option_is_told_the_nearest_first_and_one_without_a_value_where_it_goes(
+    capsys: pytest.CaptureFixture[str],
+):
+    assert "No such option '--modle'. Did you mean --model or " in refused(capsys, "estimate", "--modle", "8b")
+    told = refused(capsys, "estimate", "--model", "8b", "--gpus")
+    assert told.startswith("error: Option '--gpus' requires an argument. Put a value after it: --gpus VALUE")
+
+
 def test_a_mistyped_deadline_is_refused_before_anything_else_of_the_run(capsys: pytest.CaptureFixture[str]):
     told = refused(capsys, "recommend", "--model", "nothing", "--gpus", "8", "--deadline", "1o")
     assert "deadline=1o: must be a duration above 0, such as 90s, 30min, 6h or 2d. Try 1h." in told
