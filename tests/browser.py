@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -66,6 +67,38 @@ def opened(page: Path, scratch: Path) -> Opened:
     beside = {url for url in asked if not (urlsplit(url).hostname or "").endswith(OWN_HOSTS)}
     console = tuple(line for line in done.stderr.splitlines() if "CONSOLE" in line)
     return Opened(done.stdout, console, frozenset(beside - {page.resolve().as_uri()}))
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Pixels: of the window, of what the page takes, and how much wider than its own box each table is."""
+
+    window: int
+    page: int
+    hidden: tuple[int, ...]
+
+
+MEASURE = """<script>
+document.querySelectorAll("details").forEach(one => one.open = true);
+const tables = [...document.querySelectorAll("table")].map(one => one.scrollWidth - one.clientWidth);
+const found = [innerWidth, document.documentElement.scrollWidth, tables];
+document.title = JSON.stringify(found);
+</script>"""
+
+
+def widths(page: Path, scratch: Path, window: int) -> Widths:
+    """The page's widths in a window that wide, everything unfolded. Its policy, which forbids to measure by a script,
+    is taken out of a copy."""
+    program = browser()
+    assert program is not None
+    copy = scratch / f"{page.stem}-measured.html"
+    copy.write_text(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text()) + MEASURE)
+    told = [f"--user-data-dir={scratch / copy.stem}", f"--window-size={window},900", copy.resolve().as_uri()]
+    done = subprocess.run([program, *FLAGS, *told], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    title = re.search(r"<title>(\[.*?\])</title>", done.stdout)
+    assert title is not None, done.stderr
+    inner, whole, hidden = json.loads(title[1])
+    return Widths(inner, whole, tuple(hidden))
 
 
 class _Figures(HTMLParser):

@@ -6,7 +6,7 @@ drift apart unseen. Not here: training (worker/engines/accelerate.py).
 
 from __future__ import annotations
 
-from executor.backends.common import HEADER, TRAINER, read_back, readable
+from executor.backends.common import HASH_SHOWN, HEADER, TRAINER, read_back, readable
 from executor.backends.launched import launched_by
 from planner.spec.formats import FORMATS
 from planner.spec.plan import Plan
@@ -25,7 +25,7 @@ class AccelerateBackend:
         """accelerate.yaml, usable with `accelerate launch --config_file` too."""
         layout, cluster, sharded = plan.layout, plan.cluster, plan.layout.engine == "fsdp2"
         lines = [
-            HEADER.format(hash=plan.sealed().content_hash),
+            HEADER.format(hash=plan.sealed().content_hash[:HASH_SHOWN]),
             "compute_environment: LOCAL_MACHINE",
             "debug: false",
             f"distributed_type: {'FSDP' if sharded else 'MULTI_GPU'}",

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
 HEADER = "# generated from plan {hash}; do not edit"
+HASH_SHOWN = len("sha256:") + 12
+"""Characters of the plan's hash in a file's note, whose line then fits a terminal."""
 READ_BACK_TIMEOUT_S = 120
 MISSING = 3
 """Exit code by which the reading process says that the framework lacks a name."""

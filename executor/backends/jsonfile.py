@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from executor.backends.common import read_back, readable
+from executor.backends.common import HASH_SHOWN, read_back, readable
 from planner.parallelism.rules import Rule
 from planner.spec.plan import Plan
 
@@ -30,7 +30,7 @@ class JsonBackend:
         """The file, with the plan's hash."""
         import json  # the planner imports backends to ask what can be launched, and start time counts
 
-        note = f"from plan {plan.sealed().content_hash}; do not edit"
+        note = f"from plan {plan.sealed().content_hash[:HASH_SHOWN]}; do not edit"
         return {self.config: json.dumps({NOTE: note} | self.configuration(plan), indent=2) + "\n"}
 
     def drift(self, plan: Plan, folder: str) -> list[str]:

@@ -177,8 +177,13 @@ def script(node: int, nodes: int, said: str = "") -> str:
 
 def join_command(found: DryRun, node: int) -> str:
     """The command that joins a node, as a user types it."""
+    return for_shell(join_words(found, node))
+
+
+def join_words(found: DryRun, node: int) -> list[str]:
+    """Its words."""
     words = ["executor", "join", str(found.ready.options.run_dir), "--node-rank", str(node)]
-    return for_shell([*words, "--master", ANY_MASTER] if len(found.ready.hosts.hosts) > 1 else words)
+    return [*words, "--master", ANY_MASTER] if len(found.ready.hosts.hosts) > 1 else words
 
 
 def as_json(found: DryRun, environment: Mapping[str, str] = os.environ) -> bytes:
@@ -217,11 +222,12 @@ def as_text(found: DryRun, environment: Mapping[str, str] = os.environ, width: i
         lines += ["", note(f"node {one.node} ({hosts[one.node].name})")]
         if found.elsewhere:
             lines += [
-                join_command(found, one.node),
+                _command(join_words(found, one.node), width),
                 note("which starts this command there, with addresses and interface of the host:"),
             ]
-        started = [*(f"{name}={for_shell([value])} \\" for name, value in one.env.items()), _command(one.argv, width)]
-        lines += [for_comment(f"  {line}") for line in started] if found.elsewhere else started
+        room = width if width is None or not found.elsewhere else width - len("# ")
+        started = [*(f"{name}={for_shell([value])} \\" for name, value in one.env.items()), _command(one.argv, room)]
+        lines += [for_comment("\n".join(started))] if found.elsewhere else started
     if not found.elsewhere:
         joined = f"on your own hosts, each with the folder that --output writes: {join_command(found, 0)}"
         lines += ["", note(joined)]

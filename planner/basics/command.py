@@ -179,7 +179,7 @@ def exit_code(group: click.Command, arguments: Sequence[str] | None = None, *, n
         click.echo(error.format_message(), err=True)  # the help page itself: the one refusal of many lines
         return USAGE
     except click.ClickException as error:
-        _say(error.format_message(), context=error.ctx if isinstance(error, click.UsageError) else None)
+        _say(_told(error), context=error.ctx if isinstance(error, click.UsageError) else None)
         return USAGE
     except Cancelled as ended:
         _say(f"interrupted: {ended}.")
@@ -221,6 +221,15 @@ def _internal(error: Exception) -> int:
     else:
         _say(f"internal error: {type(error).__name__}: {error}. Set {DEBUG_VARIABLE}=1 for the traceback.")
     return INTERNAL
+
+
+def _told(error: click.ClickException) -> str:
+    """Click's refusal with the nearest fix: the nearest option first, or where a value goes."""
+    if isinstance(error, click.NoSuchOption) and error.possibilities:
+        return f"{error.message} Did you mean {' or '.join(error.possibilities)}?"
+    if isinstance(error, click.BadOptionUsage) and "requires" in error.message:
+        return f"{error.message} Put a value after it: {error.option_name} VALUE."
+    return error.format_message()
 
 
 def _say(sentence: str, context: click.Context | None = None) -> None:

@@ -132,6 +132,8 @@ def _fits(text: str, width: int) -> bool:
 def _folded(one: Table, width: int) -> tuple[list[str], int]:
     """The names of each row, and below them its figures; and how many lines are the head."""
     names, figures = one.between(0, one.left), one.between(one.left, len(one.head))
+    for head in one.drop:
+        names = names.without(head)
     named = table(names.head, names.rows, names.left).split("\n")
     if not figures.head or not _fits("\n".join(named), width):
         named = _rows_of_names(names, width)

@@ -72,6 +72,8 @@ def format_seconds(value: float | None) -> str:
     """A duration for people, "n/a" for unknown."""
     if value is None:
         return "n/a"
+    if value >= 3600:
+        return f"{value / 3600:,.2f} h"
     if value >= 60:
         return f"{value / 60:.1f} min"
     if value >= 1:
@@ -228,7 +230,9 @@ def duration_s(field: str, value: str | None, *, above: bool = False) -> float |
     rule = f"must be a duration {'above 0' if above else 'of 0 or more'}, such as 90s, 30min, 6h or 2d"
     count, factor = real_or_none(_plain(number)), SECONDS.get(unit)
     if count is None or factor is None:
-        raise PlannerError(field, value, rule, "Units are s, min, h and d")
+        near = next((one for one in ("s", "min", "h", "d") if unit[:1] == one[:1]), "h")
+        amount = number if count is not None and 0 < count <= LONGEST_S / SECONDS["d"] else "1"
+        raise PlannerError(field, value, rule, f"Try {amount}{near}")
     if count < 0 or (above and count == 0) or count * factor > LONGEST_S:
         raise PlannerError(field, value, rule, "Try 10min")
     return count * factor

@@ -217,19 +217,22 @@ def list_presets(kind: str | None, name: str | None, folders: tuple[str, ...], a
 
     from planner.views import catalogue
 
-    found = catalogue.look_up(kind, name, folders)
+    found, width = catalogue.look_up(kind, name, folders), terminal_width()
     if as_json:
         say(msgspec.json.encode(found))
+    elif kind is None and width is not None:
+        say(catalogue.kinds_text(found["names"], width))
     elif list(found.get("names", ())) == ["models"]:
-        say(catalogue.models_text(found["names"]["models"], folders, terminal_width()))
+        say(catalogue.models_text(found["names"]["models"], folders, width))
     else:
-        say(catalogue.text(found, terminal_width()))
+        say(catalogue.text(found, width))
     return 0
 
 
 @planner.command("backends", example="planner backends")
+@option("output", "--verbose", is_flag=True, help="Every column, also on a narrow terminal.")
 @JSON_OPTION
-def list_backends(as_json: bool) -> int:
+def list_backends(verbose: bool, as_json: bool) -> int:
     """What each engine can be launched with. Everything else is planned, not launched."""
     import msgspec
 
@@ -239,7 +242,7 @@ def list_backends(as_json: bool) -> int:
     find_packaged()
     found = capabilities.capabilities()
     answer = {"schema": capabilities.SCHEMA, "engines": found}
-    say(msgspec.json.encode(answer) if as_json else capabilities.as_text(found, terminal_width()))
+    say(msgspec.json.encode(answer) if as_json else capabilities.as_text(found, terminal_width(), verbose=verbose))
     return 0
 
 

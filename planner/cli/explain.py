@@ -14,7 +14,7 @@ from planner.ask import options
 from planner.basics.command import OneOf
 from planner.basics.display import Element, as_text
 from planner.basics.help_page import option
-from planner.basics.saying import say, terminal_width
+from planner.basics.saying import say, tells_all, terminal_width
 from planner.basics.waiting import searching
 from planner.cli import JSON_OPTION, QuestionCommand, tell, with_options
 from planner.decide import estimate_json, estimation, explanation, phases, strategies
@@ -32,12 +32,13 @@ PHASE_OPTION = option(
     help="One phase alone, such as peak, the fullest. Of load, forward, backward, optimizer and peak: every byte by "
     "term, unit and formula, and the options that would make it smaller.",
 )
+VERBOSE_OPTION = option("output", "--verbose", is_flag=True, help="Also the formulas, each with its source.")
 
 
 @click.command(cls=QuestionCommand, example="planner explain memory --model 7b --gpus 32")
 @click.argument("topic", type=OneOf((*TOPICS, "all")), required=False)
-@with_options(PHASE_OPTION, JSON_OPTION)
-def explain(topic: str | None, phase: str | None, as_json: bool, **given: Any) -> int:
+@with_options(PHASE_OPTION, VERBOSE_OPTION, JSON_OPTION)
+def explain(topic: str | None, phase: str | None, verbose: bool, as_json: bool, **given: Any) -> int:
     """Where every byte and second of a layout comes from. The layout is the recommended one, or the one given. A
     TOPIC, memory, time or bytes (on the wire), adds its formulas, each with its source; all adds those of all three."""
     if topic is not None and phase is not None:
@@ -46,7 +47,8 @@ def explain(topic: str | None, phase: str | None, as_json: bool, **given: Any) -
     with searching() as waiting:
         found = strategies.answer(question)
     tell(found.question.notes)
-    whole, view = _of_layout(found, topic) if phase is None else _of_phase(found, phase)
+    topic = "all" if verbose and topic is None else topic
+    whole, view = _of_layout(found, topic) if phase is None else _of_phase(found, phase, verbose=tells_all(verbose))
     whole |= {"estimate": estimate_json.estimate_dict(explanation.chosen(found)), "interrupted": found.interrupted}
     say(msgspec.json.encode(whole) if as_json else as_text([*_heading(found), *view], terminal_width()))
     return waiting.code(0)
@@ -68,9 +70,9 @@ def _of_layout(found: Answer, topic: str | None) -> tuple[dict[str, Any], list[E
     return explanation.as_json_object(explained), view
 
 
-def _of_phase(found: Answer, phase: str) -> tuple[dict[str, Any], list[Element]]:
+def _of_phase(found: Answer, phase: str, *, verbose: bool) -> tuple[dict[str, Any], list[Element]]:
     explained = phases.explain_phase(found.question, explanation.chosen(found).case, phase)
-    return phases.as_json_object(explained), phase_view.phase_view(explained)
+    return phases.as_json_object(explained), phase_view.phase_view(explained, verbose=verbose)
 
 
 def _heading(found: Answer) -> tuple[str, ...]:

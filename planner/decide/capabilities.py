@@ -148,16 +148,20 @@ def _asked(model: str, method: Method, gpus: int) -> tuple[ModelSpec, TrainingJo
     return spec, job, presets.cluster(CLUSTER, gpus=gpus)
 
 
-def as_text(found: tuple[Capability, ...], width: int | None = None) -> str:
-    """A Markdown table, or one that fits a terminal of that width."""
+def as_text(found: tuple[Capability, ...], width: int | None = None, *, verbose: bool = False) -> str:
+    """A Markdown table, or one that fits a terminal of that width, which leaves details out unless it is `verbose`."""
     rows = tuple(map(_cells, found))
     if width is not None:
-        return display.as_text([display.Table(HEAD, rows, left=2)], width)
+        told = ["", "--verbose adds recomputation, model families and tied heads."]
+        drop = () if verbose else DETAILS
+        return display.as_text([display.Table(HEAD, rows, left=2, drop=drop), *([] if verbose else told)], width)
     lines = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 HEAD = ("engine", "backend", "splits", "ZeRO stage", "methods", "recompute", "offload", "families", "tied head")
+DETAILS = ("tied head", "families", "recompute")
+"""What a narrow terminal does without."""
 
 
 def _cells(one: Capability) -> tuple[str, ...]:

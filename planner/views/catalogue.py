@@ -6,17 +6,20 @@ Not here: finding and reading presets (presets.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.basics.display import Table, as_text
 from planner.basics.errors import LONGEST_LINE, PlannerError, shortened
 from planner.spec import presets
+from planner.spec.options import OPTIONS
 from planner.spec.presets import Folders
 from planner.views.render import size_text
 
 SCHEMA = "presets/1"
 COLUMNS = 110
+EXAMPLES = 5
+"""Names of a kind that the summary shows, from all of its alphabet."""
 
 
 def look_up(kind: str | None, name: str | None, folders: Folders) -> dict[str, Any]:
@@ -51,6 +54,25 @@ def models_text(names: Sequence[str], folders: Folders, width: int | None = None
         figures = (size_text(model), str(model.layers), f"{model.max_seq_len:,}")
         rows.append((name, ", ".join(also.get(name, [])), *figures))
     return as_text([Table(("model", "also", "parameters", "layers", "context"), tuple(rows), left=2)], width)
+
+
+def kinds_text(names: Mapping[str, Sequence[str]], width: int) -> str:
+    """Every kind with the option that takes it, how many presets it has and some of them, on one screen."""
+    taken = {kind: option.flag for option in OPTIONS.values() for kind in option.presets}
+    rows = []
+    for kind, known in names.items():
+        shown = known[:: max(1, -(-len(known) // EXAMPLES))]
+        more = ", ..." if len(shown) < len(known) else ""
+        rows.append((kind, taken.get(kind, ""), f"{len(known):,}".rjust(len("known")), ", ".join(shown) + more))
+    return as_text(
+        [
+            Table(("kind", "option", "known", "such as"), tuple(rows), left=4),
+            "",
+            "planner presets KIND lists them (planner presets gpus); planner presets KIND NAME has the facts of one, "
+            "with their sources.",
+        ],
+        width,
+    )
 
 
 def text(found: dict[str, Any], width: int | None = None) -> str:

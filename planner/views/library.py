@@ -417,6 +417,8 @@ def constraints(
     tie: str | None = None,
 ) -> Constraints:
     """The constraints, each checked, and none that has no effect."""
+    deadline_s = duration_s("deadline", deadline, above=True)
+    run_tokens, run_samples = large_count("tokens", tokens), large_count("samples", samples, 10**12)
     if backend is not None and any_runtime:
         raise PlannerError("any_runtime", None, f"contradicts --backend {backend}", "Give one of the two")
     for name, value in (("tokens", tokens), ("samples", samples)):
@@ -433,9 +435,9 @@ def constraints(
     return Constraints(
         backend=backend,
         any_runtime=bool(any_runtime),
-        deadline_s=duration_s("deadline", deadline, above=True),
-        tokens=large_count("tokens", tokens),
-        samples=large_count("samples", samples, 10**12),
+        deadline_s=deadline_s,
+        tokens=run_tokens,
+        samples=run_samples,
         tie=TIE if (within := share("tie", tie, 0, 1)) is None else within,
     )
 

@@ -23,7 +23,7 @@ MOST_BYTES = 300_000
 """Of a page: what every mail and chat takes. Sections that may be left out are, the last first, until it is smaller."""
 
 STYLE = """
-body { margin: 2em auto; max-width: 76em; padding: 0 1em; color: #1f2328; background: #fff;
+body { margin: 2em auto; max-width: 76em; padding: 0 1em; color: #1f2328; background: #fff; overflow-wrap: break-word;
   font: 16px/1.5 system-ui, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif; }
 h1 { font-size: 1.6em; line-height: 1.25; } h2 { font-size: 1.2em; margin-top: 2em; }
 table { border-collapse: collapse; font-size: .86em; display: block; overflow-x: auto; }

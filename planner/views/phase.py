@@ -1,4 +1,4 @@
-"""`planner explain --phase` as text: the parts of the moment, the options that make it smaller, the formulas.
+"""`planner explain --phase` as text: the parts of the moment, the options that make it smaller, last the formulas.
 
 Not here: which parts and options there are (decide/phases.py, decide/levers.py).
 """
@@ -27,8 +27,8 @@ def phase_text(found: PhaseExplanation, width: int | None = None) -> str:
     return as_text(phase_view(found), width)
 
 
-def phase_view(found: PhaseExplanation) -> list[Element]:
-    """One phase as a table with its formulas, and last what would make it smaller."""
+def phase_view(found: PhaseExplanation, *, verbose: bool = True) -> list[Element]:
+    """One phase as a table, what would make it smaller, and last its formulas; without `verbose` how they are shown."""
     stage = f", pipeline stage {found.stage}" if found.stage else ""
     shown = [part for part in found.parts if part.bytes >= SHOWN * found.total_bytes]
     rows = [
@@ -38,17 +38,20 @@ def phase_view(found: PhaseExplanation) -> list[Element]:
     parts: list[Element] = [
         f"{found.phase.upper()}, fullest at: {found.place}{stage}; {format_bytes(found.total_bytes)} live on one rank",
         "",
-        _flush(("share", "bytes", "term", "unit", "comes from"), rows),
+        _flush(("share", "bytes", "term", "unit", "comes from"), rows, drop=() if verbose else ("comes from",)),
     ]
     if small := [part for part in found.parts if part not in shown]:
         parts.append(f"and {len(small)} smaller, {format_bytes(sum(part.bytes for part in small))}")
     if told := beside_text(found.beside):
         parts.append(f"on the card beside it {told}")
-    if found.formulas:
+    parts += ["", "WHAT WOULD MAKE IT SMALLER", _levers(found)]
+    if found.formulas and verbose:
         from planner.decide.explanation import tree_text  # an estimate's text has no formulas
 
         parts += ["", tree_text(FormulaCall("formulas", "", "", "", steps=list(found.formulas)))]
-    return [*parts, "", "WHAT WOULD MAKE IT SMALLER", _levers(found)]
+    elif found.formulas:
+        parts += ["", f"{len(found.formulas)} formulas are behind these figures: --verbose lists them."]
+    return parts
 
 
 def beside_text(beside: Mapping[str, float]) -> str:
@@ -89,7 +92,7 @@ def _levers(found: PhaseExplanation) -> Element:
         for lever in found.levers
     ]
     head = ("saves live", "then live", ON_CARD, "tokens/s", "options", "")
-    return _flush(head, rows)
+    return _flush(head, rows, drop=("then live",))
 
 
 def typed(lever: Lever) -> str:
@@ -113,7 +116,7 @@ def _remarks(lever: Lever) -> str:
     return ", ".join(filter(None, said))
 
 
-def _flush(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+def _flush(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], drop: tuple[str, ...]) -> Table:
     """A table whose numbers, in the first columns, are flush right, and whose words are flush left."""
     numbers = sum(name in ("share", "bytes", "saves live", "then live", ON_CARD, "tokens/s") for name in head)
     widths = [max(len(row[place]) for row in (head, *rows)) for place in range(numbers)]
@@ -121,4 +124,4 @@ def _flush(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
         (*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), *row[numbers:])
         for row in (head, *rows)
     ]
-    return Table(padded[0], tuple(padded[1:]), left=len(head))
+    return Table(padded[0], tuple(padded[1:]), left=len(head), drop=drop)

@@ -26,7 +26,7 @@ from planner.views.render import (
     layouts_table,
     seconds_text,
 )
-from planner.views.verdict import verdict_text, verdicts_text, why_text
+from planner.views.verdict import notes_text, verdict_text, verdicts_text, why_text
 
 
 def ranking_text(
@@ -58,7 +58,7 @@ def ranking_body(reached: Reached, *, verbose: bool = False) -> list[Element]:
         texts = [layout_text(first), *(", ".join(changes(first, one.case.layout)) or "same sizes" for one in shown[1:])]
         head = "layout" if len(shown) == 1 else "layout, then what differs"
         parts += [layouts_table(shown, found.recommended, texts, head), ""]
-    parts += dict.fromkeys(f"{one.name}: {note}." for one in shown for note in _notes(one, found))
+    parts += notes_text(((one, note) for one in shown for note in _notes(one, found)), shown)
     parts += [*assumed_text(found.question, shown), *verdicts_text(shown)]
     if shown:
         case = shown[0].case

@@ -5,7 +5,7 @@ Not here: the star's rule (planner/decide/star.py), or the reasons for a layout 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from planner.basics.quantities import format_bytes, format_duration, format_volume
@@ -114,6 +114,9 @@ def star_text(found: Answer) -> list[str]:
     star, fastest, tie = found.best, found.fastest, found.constraints.tie
     if star is None:
         return []
+    if star.time.step_s is None:
+        compared = "not compared by time" if star.case.loops_experts else "compared by their communication alone"
+        return [f"The time to compute is not known here: layouts were {compared}."]
     told = []
     if fastest is not None:
         gain = f"{found.slower:.1%} faster" if found.slower >= LEAST_SHOWN else "as fast"
@@ -164,8 +167,11 @@ def way_out(found: Answer) -> str:
     """What would need less memory, or give more, each asked again; the one that saves most first."""
     short = [one.memory.host_node_bytes for one in found.estimates if one.memory.host_fits is False]
     hosts = [f"hosts with {format_bytes(min(short))} (--host-memory) would hold it"] if short else []
-    told = [f"{typed(lever)} saves {_saved(lever)}" for lever in advice(found)]
-    told[:1] = [f"without offload, {one}" if short else one for one in told[:1]]
+    levers = advice(found)
+    told = [f"{typed(lever)} saves {_saved(lever)}" for lever in levers]
+    if short and levers:
+        whole = levers[0].saved_bytes + levers[0].device_bytes
+        told[0] = f"with nothing offloaded it needs {format_bytes(whole)} on the card, of which {told[0]}"
     return "; ".join([*hosts, *told]) or "no option saves a twentieth of it: use a smaller model"
 
 
@@ -191,17 +197,28 @@ def answer_view(found: Answer, *, why: bool = True) -> list[Element]:
 def answer_body(found: Answer) -> list[Element]:
     """The table of strategies, and why some do not fit or are not there."""
     parts: list[Element] = [layouts_table(found.estimates, found.recommended), ""] if found.estimates else []
+    notes = []
     for one in found.estimates:
         launched = one.launchable or not found.question.launching
-        notes = [*one.reasons, *([] if launched else [f"cannot be launched: {one.refusal}"])]
-        parts += [f"{one.name}: {note}." for note in notes]
+        notes += [(one, note) for note in (*one.reasons, *([] if launched else [f"cannot be launched: {one.refusal}"]))]
+    parts += notes_text(notes, found.estimates)
     parts += [f"{name}: not available: {reason}." for name, reason in found.unavailable.items()]
     return [*parts, *assumed_text(found.question, found.estimates), *verdicts_text(found.estimates)]
+
+
+def notes_text(notes: Iterable[tuple[Estimate, str]], shown: Sequence[Estimate]) -> list[str]:
+    """What there is to say of layouts that are shown, after the name of each; once for all where it holds of all."""
+    notes = list(notes)
+    every = len(shown) > 1 and {note for _, note in notes}.intersection(
+        *({note for one, note in notes if one is each} for each in shown)
+    )
+    return list(dict.fromkeys(f"{'all' if every and note in every else one.name}: {note}." for one, note in notes))
 
 
 def why_text(found: Answer, *, why: bool = True) -> list[str]:
     """The reasons, one a line; without `why` the first of them, and how the others are shown."""
     told = [f"{ITEM}{one.text}" for one in reasons_of(found)]
     if not why and len(told) > SHOWN_REASONS:
-        told[SHOWN_REASONS:] = [f"{len(told) - SHOWN_REASONS} more reasons: --why."]
+        more = len(told) - SHOWN_REASONS
+        told[SHOWN_REASONS:] = [f"{more} more reason{'s' * (more > 1)}: --why."]
     return ["", *told] if told else []

@@ -177,7 +177,7 @@ def test_a_dry_run_shows_the_plans_own_variables_where_the_framework_is_missing(
     assert done.returncode == 0, done.stderr
     shown, _, unchecked = done.stdout.partition("# different on this machine, or not checked here:")
     assert "# node 1 (node-1)\nexecutor join /" in shown and "--node-rank 1 --master HOST\n" in shown
-    assert "#   ACCELERATE_DYNAMO_BACKEND=NO \\\n#   ACCELERATE_MIXED_PRECISION=no \\\n" in shown
+    assert "# ACCELERATE_DYNAMO_BACKEND=NO \\\n# ACCELERATE_MIXED_PRECISION=no \\\n" in shown
     assert "#   software: " in unchecked and "not installed" in unchecked and "#   configuration: " in unchecked
     assert sorted(tmp_path.rglob("*")) == before
 

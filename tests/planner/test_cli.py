@@ -331,7 +331,22 @@ def test_a_slip_in_a_device_s_name_is_told_what_was_meant(typed: str, meant: str
 def test_a_card_without_bf16_is_told_of_fp16(capsys: pytest.CaptureFixture[str]):
     """A24: a star with a time of n/a, and no word about fp16."""
     assert run("estimate", "--model", "1b", "--gpu", "t4", "--method", "lora") == 0
-    assert "t4-16gb has no known bf16 rate (it multiplies fp16: --precision fp16): no time" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.count("t4-16gb has no known bf16 rate (it multiplies fp16: --precision fp16): no time") == 1
+    assert "\nThe time to compute is not known here: layouts were compared by their communication alone.\n" in out
+
+
+def test_a_mistyped_option_is_told_the_nearest_first_and_one_without_a_value_where_it_goes(
+    capsys: pytest.CaptureFixture[str],
+):
+    assert "No such option '--modle'. Did you mean --model or " in refused(capsys, "estimate", "--modle", "8b")
+    told = refused(capsys, "estimate", "--model", "8b", "--gpus")
+    assert told.startswith("error: Option '--gpus' requires an argument. Put a value after it: --gpus VALUE")
+
+
+def test_a_mistyped_deadline_is_refused_before_anything_else_of_the_run(capsys: pytest.CaptureFixture[str]):
+    told = refused(capsys, "recommend", "--model", "nothing", "--gpus", "8", "--deadline", "1o")
+    assert "deadline=1o: must be a duration above 0, such as 90s, 30min, 6h or 2d. Try 1h." in told
 
 
 def test_counts_lengths_and_shares_are_understood_as_people_type_them(capsys: pytest.CaptureFixture[str]):

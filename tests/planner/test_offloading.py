@@ -76,7 +76,10 @@ def test_hosts_that_are_too_small_are_named_with_what_they_would_need(capsys: py
         assert "othing fits, not even with states in host memory" in out
         assert "nothing fits" in err
     assert "of 64 GiB of a node's host memory" in err
-    assert re.search(r"Hosts with [\d.]+ GiB \(--host-memory\) would hold it; without offload, --", out)
+    told = r"would hold it; with nothing offloaded it needs ([\d.]+) GiB on the card, of which --\S+ [\w-]* ?saves "
+    needs, saves, left = map(float, re.search(told + r"([\d.]+) GiB: ([\d.]+) GiB on the card", out).groups())
+    assert re.search(r"Hosts with [\d.]+ GiB \(--host-memory\) would hold it", out)
+    assert needs == pytest.approx(saves + left, abs=0.02)
     assert "Host memory limits: " in out
 
 

@@ -19,6 +19,7 @@ import pytest
 from msgspec.structs import replace
 
 import planner as library
+from planner.basics.display import Table
 from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_shell
 from planner.cli import planner
@@ -26,7 +27,7 @@ from planner.spec.plan import decode_plan, encode_plan
 from planner.studies.compare import compare
 from planner.views.page import MOST_BYTES, Section, page_of
 from planner.views.pages import compare_page
-from tests.browser import Opened, browser, opened
+from tests.browser import Opened, browser, opened, widths
 from tests.nasty import TEXTS
 
 needs_browser = pytest.mark.skipif(
@@ -87,6 +88,19 @@ def test_a_page_has_the_figures_of_json_and_loads_and_runs_nothing(
     assert len(shown.figures) >= 5 or answer.get("recommended", 0) is None, "a page without figures"
     assert for_shell(["planner", *shlex.split(command)]) in shown.text
     assert "Content-Security-Policy" in shown.html
+
+
+@needs_browser
+def test_a_table_that_is_wider_than_the_window_scrolls_in_its_own_box(tmp_path: Path) -> None:
+    row = tuple("a figure" for _ in range(30))
+    wide, word = Table(row, (row,)), "word" * 60
+    path = tmp_path / "wide.html"
+    path.write_bytes(page_of(word, [word], [Section(word, [wide]), Section("x", [wide], folded=True)], word))
+    seen = widths(path, tmp_path, 800)
+    assert seen.page <= seen.window == 800 and len(seen.hidden) == 2 and min(seen.hidden) > 500
+
+    path.write_text(path.read_text().replace("overflow-x: auto", "").replace("display: block", ""))
+    assert widths(path, tmp_path, 800).page > 800, "the claim above cannot fail"
 
 
 @needs_browser

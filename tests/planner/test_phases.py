@@ -192,6 +192,8 @@ def test_the_command_prints_parts_levers_and_formulas_and_json_the_same() -> Non
     assert "--recompute full" in text
     assert "[torch.optim.AdamW: exp_avg and exp_avg_sq in the weight's format]" in text
 
+    assert text.index("WHAT WOULD MAKE IT SMALLER") < text.index("--recompute full") < text.index("FORMULAS")
+
     found = msgspec.json.decode(CliRunner().invoke(planner, [*arguments, "backward", "--json"]).output)
     assert found["schema"] == "explain-phase/1"
     assert sum(part["bytes"] for part in found["parts"]) == pytest.approx(found["total_bytes"])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.basics.errors import PlannerError
-from planner.basics.quantities import duration_s, gpu_counts, large_count, length, share, whole, wholes
+from planner.basics.quantities import duration_s, format_seconds, gpu_counts, large_count, length, share, whole, wholes
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,25 @@ def test_durations_are_seconds(text: str, seconds: float):
 def test_what_is_no_duration_is_refused(text: str):
     with pytest.raises(PlannerError):
         duration_s("checkpoint_time", text)
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [("1o", "1h"), ("2mins", "2min"), ("1.5hours", "1.5h"), ("3dd", "3d"), ("x", "1h"), ("-1o", "1h"), ("1e9x", "1h")],
+)
+def test_a_mistyped_duration_is_told_the_nearest_that_is_one(typed: str, near: str):
+    with pytest.raises(PlannerError, match=rf"Try {near}\.$") as refused:
+        duration_s("deadline", typed, above=True)
+    assert refused.value.field == "deadline"
+    assert duration_s("deadline", near, above=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(59.994, "59.99 s"), (90, "1.5 min"), (3599, "60.0 min"), (18_000, "5.00 h"), (1e6, "277.78 h")],
+)
+def test_a_duration_reads_in_its_own_unit(seconds: float, text: str):
+    assert format_seconds(seconds) == text
 
 
 def test_a_zero_duration_is_refused_where_it_divides():

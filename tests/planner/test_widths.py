@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from screens import COLUMNS, FOLDER, SCREENS, in_terminal, prepare
+from screens import COLUMNS, FOLDER, LINES, SCREENS, in_terminal, prepare
 from screens import drawn as drawn_screen
 from test_one_star import Given, asked, drawn
 
@@ -91,6 +91,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ])  # fmt: skip
 def test_no_command_prints_a_line_wider_than_the_terminal(command: str, folder: Path) -> None:
     assert [line for line in in_terminal(command, COLUMNS, folder).split("\n") if len(line) > COLUMNS] == []
+
+
+@pytest.mark.parametrize("command", ["planner backends", "planner presets"])
+def test_a_list_of_all_there_is_fits_one_screen(command: str, folder: Path) -> None:
+    lines = in_terminal(command, COLUMNS, folder).split("\n")
+    assert len(lines) <= LINES  # the last is the shell's
+
+
+def test_a_dry_run_has_no_line_wider_than_the_terminal_but_a_path_alone(folder: Path) -> None:
+    lines = in_terminal("executor run 8.json --dry-run", COLUMNS, folder).split("\n")
+    assert "executor join " in "\n".join(lines)
+    assert [line for line in lines if len(line) > COLUMNS and len(line.strip("# \\").split()) > 1] == []
+
+
+def test_a_terminal_shows_formulas_of_a_phase_only_where_they_are_asked_for(folder: Path) -> None:
+    command = SCREENS["explain-phase"]
+    short, whole = (in_terminal(one, COLUMNS, folder) for one in (command, f"{command} --verbose"))
+    assert "comes from" not in short and "FORMULAS" not in short and "--verbose lists them" in short
+    assert whole.index("WHAT WOULD MAKE IT SMALLER") < whole.index("FORMULAS") and "comes from" in whole
 
 
 @pytest.mark.parametrize("name", SCREENS)

@@ -20,6 +20,7 @@ from planner.spec.calibration import calibration
 from planner.spec.plan import read_plan
 from planner.views.verdict import trust_text
 from tui import inputs, state
+from tui.screens.main import told_text
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -196,6 +197,9 @@ def test_warnings_and_notes_of_a_question_are_on_the_screen(tmp_path):
     shown = state.plan(asked).shown
     assert shown.tie is not None and "cannot tell apart" in shown.tie
     assert shown.told == (shown.tie, *(f"note: {one}" for one in asked.question.notes))
+    lines = told_text(shown).split("\n")
+    assert lines[0].startswith(f"{shown.ranked[1].name} (") or lines[0].startswith(f"{shown.ranked[0].name} (")
+    assert lines[0][0].islower() and lines[1].startswith("Note: ")
 
 
 def test_a_plan_is_saved_at_home_and_a_missing_folder_is_refused_by_name(sixty_four, tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from textual.widgets import Footer, Input, Static
 from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_shell
 from planner.views.cells.bars import CAPACITY
+from planner.views.verdict import sentence
 from tui import bars, inputs
 from tui.asking import Checked, ScreenQuestions, Search, Searched
 from tui.messages import Changed, Entered, Picked, Submitted, ThreadDone
@@ -186,7 +187,7 @@ class MainScreen(Screen[None]):
         self.query_one("#answer").remove_class("stale")
         self.query_one("#headline", Static).update(_headline(planned))
         told = self.query_one("#told", Static)
-        told.update("\n".join(f"{one[0].upper()}{one[1:]}." for one in shown.told))
+        told.update(told_text(shown))
         told.display = bool(shown.told)
         for one in self.query(Layouts):
             one.show(shown, self.place if one.kind == self.kind else None)
@@ -287,6 +288,11 @@ class MainScreen(Screen[None]):
         self.app.push_screen(
             SaveScreen(f"{one.name}, {one.layout}: {planned.shown.headline}", PLAN_FILE, write), written
         )
+
+
+def told_text(shown: Screenful) -> str:
+    """What there is to say of an answer, a sentence a line. The tie begins with a layout's name, as its row has it."""
+    return "\n".join(f"{one if one == shown.tie else sentence(one)}." for one in shown.told)
 
 
 def _headline(planned: Planned) -> str:
