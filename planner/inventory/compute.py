@@ -19,6 +19,7 @@ from planner.inventory.packaged import PROJECTIONS, Adapters, adapters_of
 from planner.inventory.tape import LOGITS, TEMPORARIES, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.spec import Kernels, Lora, ModelSpec
+from planner.spec.layout import LIGER
 
 KERNELS = {
     "norm": ("eager-fp32", "fused", "native"),
@@ -74,7 +75,7 @@ def with_liger(parts: Kernels, names: tuple[str, ...]) -> Kernels:
     """The kernels with these parts in Liger's place (00eba63, ops/rms_norm.py: keeps X and a root for each row;
     ops/rope.py: turns queries and keys in place; ops/swiglu.py: keeps both halves, and its result is the next linear's
     input)."""
-    return msgspec.structs.replace(parts, **dict.fromkeys(names, "fused"))
+    return msgspec.structs.replace(parts, **{name: "fused" for name in names if name in LIGER})
 
 
 HF = Kernels()

@@ -114,9 +114,11 @@ def test_a_lever_is_the_layout_that_its_options_ask_for(given: dict[str, str]) -
     for lever in found.levers:
         assert lever.saved_bytes == pytest.approx(found.total_bytes - lever.phase_bytes)
         assert lever.saved_bytes >= LEAST * found.total_bytes
-    assert [lever.saved_bytes for lever in found.levers] == sorted(
-        (lever.saved_bytes for lever in found.levers), reverse=True
-    )
+    able = [lever.same_training and lever.launchable for lever in found.levers]
+    assert able == sorted(able, reverse=True), "what trains the same and is launched comes first"
+    for some in (True, False):
+        saved = [lever.saved_bytes for lever, one in zip(found.levers, able, strict=True) if one is some]
+        assert saved == sorted(saved, reverse=True)
     pinned = {
         name: str(getattr(case.layout, name)).lower()
         for name in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "zero_stage", "micro_batch_size", "grad_accum",
