@@ -222,6 +222,8 @@ def list_presets(kind: str | None, name: str | None, folders: tuple[str, ...], a
         say(msgspec.json.encode(found))
     elif list(found.get("names", ())) == ["models"]:
         say(catalogue.models_text(found["names"]["models"], folders, terminal_width()))
+    elif list(found.get("names", ())) == ["runtimes"]:
+        say(catalogue.runtimes_text(found["names"]["runtimes"], folders, terminal_width()))
     else:
         say(catalogue.text(found, terminal_width()))
     return 0

@@ -16,6 +16,7 @@ from planner.spec import Layout
 from planner.spec.engines import ENGINES, OFFLOADS, EngineFacts, engines_with, offloading
 from planner.spec.job import RATES
 from planner.spec.options import OF_AXIS, OPTIONS
+from planner.spec.runtime import LACKING
 
 if TYPE_CHECKING:
     from planner.parallelism.case import Case
@@ -295,7 +296,18 @@ OFFERED: tuple[Rule, ...] = (
 """What jobs ask that few engines have."""
 
 
+def _in_version(field: str) -> Rule:
+    return Rule(
+        name=f"{field} not in this version",
+        field=field,
+        holds=lambda case: not case.runtime.lacks or f"{field}={_value(case, field)}" not in case.runtime.lacks,
+        sentence=lambda case: f"{case.runtime.version or case.runtime.name} does not have it",
+        fix=lambda case: f"Use another {field}, or runtime {case.runtime.base}",
+    )
+
+
 COMMON: tuple[Rule, ...] = (
+    *map(_in_version, LACKING),
     Rule(
         name="counted ends beside given layers",
         field="counted_ends",

@@ -53,6 +53,16 @@ def models_text(names: Sequence[str], folders: Folders, width: int | None = None
     return as_text([Table(("model", "also", "parameters", "layers", "context"), tuple(rows), left=2)], width)
 
 
+def runtimes_text(names: Sequence[str], folders: Folders, width: int | None = None) -> str:
+    """Runtimes as a table, each with its versions: what `--runtime` takes, and the software that was read."""
+    rows = tuple(
+        (one.name, f"@{one.label}" if one.is_default and one.label else "", one.engine, one.kernels, one.version)
+        for name in names
+        for one in presets.versions(name, folders=folders)
+    )
+    return as_text([Table(("runtime", "also", "engine", "kernels", "describes"), rows, left=5)], width)
+
+
 def text(found: dict[str, Any], width: int | None = None) -> str:
     """One kind a line, or one fact a line."""
     if "names" in found:
