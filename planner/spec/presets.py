@@ -414,8 +414,10 @@ def calibration(name: str, *, folders: Folders = ()) -> dict[str, Any]:
 def as_written(kind: str, name: str, *, folders: Folders = ()) -> dict[str, Any]:
     """Any preset's file in its own units, [sources] left out; of one version of a runtime what holds of it."""
     if known_kind(kind) == "runtimes" and VERSION_MARK in name:
-        whole = msgspec.to_builtins(_runtime_file(name, folders)[1])
-        return {key: value for key, value in whole.items() if value and key not in ("sources", "versions")}
+        path, _, label = _runtime_file(name, folders)
+        changed = _facts(path).get("versions", {}).get(label, {})
+        whole = {key: value for key, value in _facts(path).items() if key not in ("label", "versions")} | changed
+        return {key: value for key, value in whole.items() if key != "sources"}
     return _facts(found_file(kind, name, folders))
 
 
