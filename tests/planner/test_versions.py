@@ -27,7 +27,8 @@ from planner.views import library
 
 GIB = 2**30
 LAYOUT = {"model": "llama-3-8b", "gpu": "h100", "gpus": "8", "dp_shard": "8", "micro_batch_size": "1"}
-EVERY = [one for name in presets.names("runtimes") for one in presets.versions(name)]
+SHIPPED = sorted(path.stem for path in (presets.packaged() / "runtimes").glob("*.toml"))
+EVERY = [one for name in SHIPPED for one in presets.versions(name)]
 
 
 def asked(**given: str) -> Estimate:
