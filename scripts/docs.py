@@ -36,7 +36,8 @@ ACCURACY = PROJECT / "docs" / "accuracy.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FORMULAS = PROJECT / "docs" / "formulas.md"
 REFERENCE = PROJECT / "docs" / "commands.md"
-WHOLE = (ACCURACY, FORMULAS, REFERENCE)
+CURRENCY = PROJECT / "docs" / "currency.md"
+WHOLE = (ACCURACY, CURRENCY, FORMULAS, REFERENCE)
 CHARTS = tuple(ACCURACY.with_suffix("") / name for name in ("memory.svg", "time.svg"))
 """The pictures of docs/accuracy.md: rewritten and checked with it."""
 EXECUTED = (PROJECT / "docs" / "library.md", PROJECT / "docs" / "tutorial.md")
@@ -111,12 +112,14 @@ def rewritten(page: Path, text: str, runs: bool = False) -> str:
 
 def whole(page: Path) -> str:
     """A page or picture that is generated from its first line to its last."""
-    from scripts.pages import accuracy, commands, formulas
+    from scripts.pages import accuracy, commands, currency, formulas
 
     if page in CHARTS:
         return accuracy.picture(PROJECT, page.name)
     if page == REFERENCE:
         return commands.page()
+    if page == CURRENCY:
+        return currency.page()
     return formulas.page() if page == FORMULAS else accuracy.of_rows(PROJECT)
 
 

@@ -97,14 +97,21 @@ def facts(table: dict[str, Any], prefix: str = "") -> list[str]:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_fact_has_a_source(file: Path):
-    table = tomllib.loads(file.read_text())
+    whole = tomllib.loads(file.read_text())
+    for table in (whole, *whole.pop("versions", {}).values()):
+        check_sources(table)
+
+
+def check_sources(table: dict[str, object]) -> None:
     sources = table.pop("sources", {})
-    table.pop("based_on", None)  # a reference, no fact
+    for no_fact in ("based_on", "label", "read_on"):  # a reference, a name, and when sources were read
+        table.pop(no_fact, None)
     known = facts(table)
 
     for fact in known:
         parents = {fact.rsplit(".", cut)[0] for cut in range(fact.count(".") + 1)}
-        assert any(sources.get(key, "").strip() for key in (*parents, "*")), f"{fact} has no source"
+        told = fact == "version" or any(sources.get(key, "").strip() for key in (*parents, "*"))
+        assert told, f"{fact} has no source"  # a version says itself what was read
     stale = [key for key in sources if key != "*" and not any(f"{fact}.".startswith(f"{key}.") for fact in known)]
     assert not stale, f"sources for keys that do not exist: {stale}"
     unread = [key for key, text in sources.items() if "not re-read" in text and not text.startswith("guess:")]

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from executor.folder.checkpoints import expected_bytes
 from executor.system import cgroups
-from executor.system.facts import cores
+from executor.system.facts import cores, versions
 from planner.basics.errors import PlannerError
 from planner.basics.quantities import format_bytes
 from planner.figures.host import loading_bytes
@@ -86,6 +87,29 @@ def check_packages(needed: list[str]) -> None:
             f"Install it: {sys.executable} -m pip install {' '.join(missing)}",
             exit_code=PREFLIGHT,
         )
+
+
+def check_versions(plan: Plan, installed: Mapping[str, str] | None = None) -> None:
+    """Doubt packages of another release than the plan's figures describe. Those of a repair alone (the third number)
+    count as the same. `installed` stands in for asking."""
+    found = versions() if installed is None else installed
+    described = (part.partition(" ") for part in plan.runtime.version.split(", "))
+    others = [
+        (f"{package} {found[package]}", f"{package} {number}")
+        for package, _, number in described
+        if package in found and RELEASE.match(number) and _release(number) != _release(found[package])
+    ]
+    if others:
+        here, there = (" and ".join(one) for one in zip(*others, strict=True))
+        fix = f"planner presets runtimes lists the versions of {plan.runtime.base} that are known"
+        raise Doubt("versions", here, f"differs from what the plan's figures describe, {there}", fix)
+
+
+RELEASE = re.compile(r"(\d+)\.(\d+)")
+
+
+def _release(version: str) -> tuple[str, ...] | None:
+    return None if (found := RELEASE.match(version)) is None else found.groups()
 
 
 def check_devices(plan: Plan, found: int | None = None, *, ranks: int | None = None) -> str:

@@ -29,6 +29,7 @@ from planner.spec.job import Method
 from planner.spec.layout import STRATEGIES, Strategy
 from planner.spec.options import ENGINE_SWITCHES, OF_AXIS, TABLE, reads
 from planner.spec.presets import Folders
+from planner.spec.runtime import VERSION_MARK
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Tried when no global batch size asks for others."""
@@ -140,9 +141,11 @@ def usual_runtime(engine: str, folders: tuple[str, ...] = ()) -> Runtime:
 
 
 def checked_runtime(name: str, folders: Folders = ()) -> Runtime:
-    """A runtime by name, or an engine's usual one by the engine's; refuses one whose engine or kernels this version
-    does not know."""
-    runtime = presets.runtime(ENGINES[name].runtime if name in ENGINES else name, folders=folders)
+    """A runtime by name, or an engine's usual one by the engine's, of the version behind the mark if any; refuses one
+    whose engine or kernels are not known here."""
+    base, mark, version = name.partition(VERSION_MARK)
+    preset = f"{ENGINES[base].runtime}{mark}{version}" if base in ENGINES else name
+    runtime = presets.runtime(preset, folders=folders)
     if not is_engine(runtime.engine):
         raise unknown_engine(f"runtime {name}: engine", runtime.engine)
     check_kernels(runtime.kernels, runtime.parts)
@@ -194,8 +197,10 @@ def warnings(question: Question) -> tuple[str, ...]:
 def _wide_experts(question: Question) -> tuple[str, ...]:
     """bitsandbytes packs linear modules, which the stacked experts of Transformers 5 are not (transformers 5.23,
     integrations/bitsandbytes.py, replace_with_bnb_linear)."""
-    base, model = question.job.base_quantization, question.model
+    base, model, runtime = question.job.base_quantization, question.model, question.pins.runtime
     if base is None or base.base != "nf4" or model.moe is None:
+        return ()
+    if runtime is not None and runtime.parts.experts == "looped" and not model.moe.bias:
         return ()
     weights = [(repeats(model, unit), one) for unit, some in unit_weights(model).items() for one in some]
     whole, experts = (

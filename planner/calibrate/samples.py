@@ -49,8 +49,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def runtime(self) -> str:
-        """Whose code ran."""
-        return self.case.runtime.name
+        """Whose code ran, of whatever version: coefficients are a runtime's."""
+        return self.case.runtime.base
 
     @property
     def gpu(self) -> str:

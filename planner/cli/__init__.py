@@ -224,6 +224,8 @@ def list_presets(kind: str | None, name: str | None, folders: tuple[str, ...], a
         say(catalogue.kinds_text(found["names"], width))
     elif list(found.get("names", ())) == ["models"]:
         say(catalogue.models_text(found["names"]["models"], folders, width))
+    elif list(found.get("names", ())) == ["runtimes"]:
+        say(catalogue.runtimes_text(found["names"]["runtimes"], folders, width))
     else:
         say(catalogue.text(found, width))
     return 0

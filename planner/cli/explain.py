@@ -20,7 +20,7 @@ from planner.cli import JSON_OPTION, QuestionCommand, tell, with_options
 from planner.decide import estimate_json, estimation, explanation, phases, strategies
 from planner.decide.answers import Answer
 from planner.views import phase as phase_view
-from planner.views import render
+from planner.views import render, software_text
 
 TREES = {"memory": "memory", "time": "time", "bytes": "communication"}
 TOPICS = tuple(TREES)
@@ -77,4 +77,5 @@ def _of_phase(found: Answer, phase: str, *, verbose: bool) -> tuple[dict[str, An
 
 def _heading(found: Answer) -> tuple[str, ...]:
     one = explanation.chosen(found)
-    return render.headline(found.question), f"{one.strategy}: {render.layout_text(one.case.layout)}", ""
+    layout = f"{one.strategy}: {render.layout_text(one.case.layout)}. {software_text([one.case.runtime])}"
+    return render.headline(found.question), layout, ""

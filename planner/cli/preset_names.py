@@ -26,8 +26,10 @@ def preset_names(*kinds: str) -> completion.Completer:
         given = context.params
         folders = given.get("presets") or given.get("folders") or ()
         for kind in kinds:
-            yield from (*presets.names(kind, folders=folders), *presets.aliases(kind, folders=folders))
-            yield from ENGINES if kind == "runtimes" else ()
+            runtimes = kind == "runtimes"
+            yield from presets.runtime_names(folders=folders) if runtimes else presets.names(kind, folders=folders)
+            yield from presets.aliases(kind, folders=folders)
+            yield from ENGINES if runtimes else ()
 
     return completion.names(known, or_paths=True)
 

@@ -75,6 +75,7 @@ def estimate_dict(one: Estimate) -> dict[str, Any]:
         "layout": msgspec.structs.asdict(one.case.layout),
         "global_batch_size": one.case.layout.global_batch_size,
         "runtime": one.case.runtime.name,
+        "version": one.case.runtime.version,
         "fits": one.fits if one.verdict in (*KNOWN, None) else None,
         "verdict": one.verdict,
         "fits_probability": one.fits_probability,

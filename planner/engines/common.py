@@ -156,9 +156,15 @@ def whole_weight_bytes(case: Case) -> Number:
 
 
 def packed_weight_bytes(case: Case) -> Number:
-    """Bytes of the largest weight that the device packs into 4 bits, before that; 0 of GPTQ, whose files have codes."""
+    """Bytes of the largest weight that the device packs into 4 bits, before that, of experts one's; 0 of GPTQ, whose
+    files have codes."""
     each = 0.0 if layer_form(case) == "gptq" else base_weight_bytes(case)
-    return maximum(0.0, *(weight.elements * each for _, weight in case.counted() if packed(case, weight)))
+    largest = (
+        weight.elements / (weight.shape[0] if weight.expert else 1)
+        for _, weight in case.counted()
+        if packed(case, weight)
+    )
+    return maximum(0.0, *(elements * each for elements in largest))
 
 
 def part_bytes(case: Case, shards: Callable[[Weight], Number]) -> Number:
@@ -185,7 +191,7 @@ def _widened_bytes(case: Case, weight: Weight, shards: Callable[[Weight], Number
 
 def packed(case: Case, weight: Weight) -> bool:
     """Whether the weight is held in 4 bits."""
-    return case.job.base_quantization is not None and is_layer_linear(weight, head=case.parts.packed_head)
+    return case.job.base_quantization is not None and is_layer_linear(weight, case.parts)
 
 
 def packed_shard_bytes(weight: Weight, shards: Number, quantization: Quantization) -> Number:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from planner.basics.arith import Number
+from planner.basics.quantities import BYTES
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held
 from planner.engines.common import parallel_calls, parallel_ideal
@@ -20,6 +21,20 @@ from planner.parallelism.case import Case
 from planner.parallelism.pipeline import SCHEDULES, micro_batches_match_torch
 from planner.parallelism.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
 from planner.parallelism.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
+
+PIECES = 8
+"""Pieces of a sequence that go through head, loss and backward one after the other (torchtitan 0.3.0,
+components/loss.py, ChunkedLossWrapper, num_chunks)."""
+
+
+def loss_share(case: Case) -> float:
+    """The bytes of logits at once as a share of all logits in the products' format, where the loss is in pieces.
+
+    Of a piece: the logits, a variable of the loop; compiled, their gradient beside them; else log-probabilities and two
+    gradients in fp32 (cross_entropy_loss).
+    """
+    wide = BYTES["fp32"] / (BYTES["fp32"] if case.job.precision == "fp32" else BYTES["bf16"])
+    return (2.0 if case.parts.converts_once else 1 + 3 * wide) / PIECES
 
 
 def _stays(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
@@ -99,7 +114,9 @@ class Torchtitan(fsdp2.Fsdp2):
     def compute(self, case: Case) -> Compute:
         """bf16 weights as gathered; fp32 shards and moments."""
         skips = case.layout.facts.skips_second_products
-        return msgspec.structs.replace(super().compute(case), skips_second_products=skips)
+        found = msgspec.structs.replace(super().compute(case), skips_second_products=skips)
+        in_pieces = case.parts.loss == "linear-chunked"
+        return msgspec.structs.replace(found, loss_share=loss_share(case)) if in_pieces else found
 
     def collectives(self, case: Case) -> list[Call]:
         """FSDP2's in fp32, in a pipeline once a step; and those of the other axes."""

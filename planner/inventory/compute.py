@@ -43,7 +43,7 @@ KERNELS = {
         "trainer-chunked",
         "trainer-in-place",
     ),
-    "experts": ("own", "megatron"),
+    "experts": ("own", "looped", "megatron"),
     "packing": ("mask", "varlen"),
     "column_input": ("kept", "regathered", "buffered"),
     "packed_input": ("dropped", "kept"),
@@ -227,7 +227,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     def trained(self, weight: Weight) -> Weight:
         """The weight as the method has it: LoRA freezes everything but adapters and what is trained whole beside them
         (of which forward takes the trained copy), QLoRA packs the layers' matrices."""
-        if self.layer_form != "plain" and is_layer_linear(weight, head=self.kernels.packed_head):
+        if self.layer_form != "plain" and is_layer_linear(weight, self.kernels):
             weight = msgspec.structs.replace(weight, form=self.layer_form)
         if self.lora is None or weight.adapter or weight.name.removesuffix(".bias") in self.lora.modules_to_save:
             return weight

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from planner.inventory import fused, ops
 from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.fused import recomputed
 from planner.inventory.names import names_of
-from planner.inventory.ops import add, cast, cloned, copied, product_of, scaled, silu
+from planner.inventory.ops import add, cast, cloned, copied, fetched_elements, product_of, scaled, silu, unpacked
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight, matrix, with_bias
 from planner.spec import ModelSpec, Moe
@@ -216,7 +218,7 @@ def walk_moe(run: ModelPass, x: Tensor, moe: Moe, weights: dict[str, Weight]) ->
 def _routed(run: ModelPass, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> tuple[Tensor, Tensor]:
     """The weights of the chosen experts and their indices (int64): the scores of all experts are kept in fp32."""
     tape, model, compute, _ = run
-    deepseek = model.family.startswith("deepseek") and compute.kernels.experts == "own"
+    deepseek = model.family.startswith("deepseek") and compute.kernels.experts in ("own", "looped")
     source = ops.cast(tape, x, 4.0 / compute.element_bytes) if deepseek else tape.hold(x)
     router, bias = weights["router"], weights.get("router.bias")
     width = 4.0 if deepseek else compute.element_bytes
@@ -331,12 +333,13 @@ def _bias_rows(tape: Tape, bias: Weight | None, compute: Compute, expert: Tensor
 
 def _grouped(tape: Tape, x: Tensor, weight: Weight, added: Tensor | None, compute: Compute, expert: Tensor) -> Tensor:
     """One product an expert over its rows, to which a bias of each is `added` in place: keeps the rows when the weight
-    is trained. `expert` is each row's, int64."""
+    is trained. `expert` is each row's, int64. Of experts in 4 bits one at a time is unpacked, forward and backward."""
     weight = compute.local(compute.trained(weight))
     out_features, in_features = weight.features
     rows = expert.size.per_token / 8
     inner = ops.cast(tape, x, compute.weight_bytes * in_features * rows / x.size.per_token)
-    tape.weight = weight.elements
+    tape.weight = fetched_elements(weight, compute.element_bytes)
+    one = msgspec.structs.replace(weight, shape=weight.shape[1:], expert=False)
     narrow = compute.narrow()
     if inner.source is not None:  # made again in backward
         kept = tape.hold(inner.source)
@@ -346,9 +349,11 @@ def _grouped(tape: Tape, x: Tensor, weight: Weight, added: Tensor | None, comput
         kept = ops.narrowed(tape, inner, narrow.kept / compute.weight_bytes)
     remade = None if inner.source is None else inner.storage.size
     read = None if narrow is None else tape.allocate(inner.size * (narrow.one / compute.weight_bytes))
+    plain = unpacked(tape, one, compute.element_bytes)
     output = tape.new(
         Size(per_token=compute.weight_bytes * out_features * rows), needs_grad=x.needs_grad or weight.trainable
     )
+    tape.release(*plain)
     if read is not None:
         tape.release(read)
 
@@ -356,6 +361,7 @@ def _grouped(tape: Tape, x: Tensor, weight: Weight, added: Tensor | None, comput
         made = [] if remade is None else [tape.allocate(remade)]
         if narrow is not None:
             made.append(tape.allocate(grad.size * (narrow.both / compute.weight_bytes)))
+        made += unpacked(tape, one, compute.element_bytes)
         if weight.trainable:
             tape.weight_grad(weight.elements)
         tape.grad_of(inner)

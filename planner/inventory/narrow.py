@@ -17,7 +17,7 @@ from planner.basics.arith import Number, maximum, where
 from planner.basics.formula import formula
 from planner.basics.quantities import BYTES
 from planner.inventory.tensors import Weight
-from planner.spec import Quantization
+from planner.spec import Kernels, Quantization
 
 CODE_BYTES = 0.5
 """A 4-bit code."""
@@ -45,11 +45,13 @@ def gptq_element_bytes(out_features: Number) -> Number:
     return CODE_BYTES + (BYTES["fp16"] + CODE_BYTES) / GPTQ_GROUP + BYTES["fp32"] / out_features
 
 
-def is_layer_linear(weight: Weight, *, head: bool = False) -> bool:
+def is_layer_linear(weight: Weight, kernels: Kernels) -> bool:
     """Whether bitsandbytes and torchao convert it: the linear modules of layers; norms and embedding stay, and the
-    head unless it is asked for."""
-    inside = weight.unit not in ("embed", "tail") or (head and weight.name == "lm_head")
-    return inside and len(weight.shape) == 2 and not weight.adapter
+    head unless the kernels have it packed. Experts that run one after the other are linear modules, but gpt-oss's,
+    whose matrices are held as (in, out)."""
+    inside = weight.unit not in ("embed", "tail") or (kernels.packed_head and weight.name == "lm_head")
+    one_by_one = kernels.experts == "looped" and weight.expert and not weight.transposed
+    return inside and len(weight.shape) == 2 + one_by_one and not weight.adapter
 
 
 @formula(unit="bytes", source="QLoRA, Dettmers et al. 2023, section 3: fp32 scales of 64, or 8-bit ones scaled by 256")

@@ -178,7 +178,8 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     @property
     def loops_experts(self) -> bool:
         """Whether experts run as a loop of small products, of which no time is predicted."""
-        return self.model.moe is not None and self.layout.facts.loops_experts
+        looped = self.layout.facts.loops_experts or self.runtime.parts.experts == "looped"
+        return self.model.moe is not None and looped
 
     @property
     def tokens(self) -> Number:

@@ -18,6 +18,7 @@ from planner.spec.engines import ENGINES, OFFLOADS, EngineFacts, engines_with, o
 from planner.spec.job import RATES
 from planner.spec.layout import LIGER
 from planner.spec.options import OF_AXIS, OPTIONS
+from planner.spec.runtime import LACKING
 
 if TYPE_CHECKING:
     from planner.parallelism.case import Case
@@ -313,7 +314,18 @@ def _chooses_loss(facts: EngineFacts) -> bool:
     return facts.chooses_loss and not facts.superseded
 
 
+def _in_version(field: str) -> Rule:
+    return Rule(
+        name=f"{field} not in this version",
+        field=field,
+        holds=lambda case: not case.runtime.lacks or f"{field}={_value(case, field)}" not in case.runtime.lacks,
+        sentence=lambda case: f"{case.runtime.version or case.runtime.name} does not have it",
+        fix=lambda case: f"Use another {field}, or runtime {case.runtime.base}",
+    )
+
+
 COMMON: tuple[Rule, ...] = (
+    *map(_in_version, LACKING),
     Rule(
         name="counted ends beside given layers",
         field="counted_ends",

@@ -19,6 +19,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.quantities import NotNegative, Positive
 from planner.spec import Allocator, presets
 from planner.spec.presets import Folders
+from planner.spec.runtime import base_name
 
 UNCALIBRATED = "uncalibrated"
 """The guesses that everything falls back on."""
@@ -181,19 +182,20 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return (self, *(self.base.chain if self.base else ()))
 
     def of(self, runtime: str, gpu: str, kind: str) -> Coefficients:
-        """What is known about a runtime (preset's name) on a device (GPU preset's name, and its kind).
+        """What is known about a runtime (preset's name, whatever its version) on a device (GPU preset's name, and its
+        kind).
 
         For each number the first calibration in the chain that has it decides; inside one, the entry that names most:
         link or runtime before gpu, gpu before kind of device, and of equals the last. Raises PlannerError for a number
         that no device has.
         """
-        return _of(self, runtime, gpu, kind)
+        return _of(self, base_name(runtime), gpu, kind)
 
     def probed(self, runtime: str, gpu: str, kind: str) -> bool:
         """Whether the device's speed was measured where it stands (executor probe, or runs of the person's own), not
         guessed or published by others."""
         for level in self.chain:
-            held = [one for one in level.compute if _holds(one, runtime, gpu, kind)]
+            held = [one for one in level.compute if _holds(one, base_name(runtime), gpu, kind)]
             here = [one for one in held if one.matmul_share is not None or one.pace is not None]
             if here:
                 source = max(here, key=_weight).source

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -37,6 +37,7 @@ from planner.spec.nodes import (
     with_network,
 )
 from planner.spec.options import LARGEST_COUNT
+from planner.spec.runtime import LACKING, VERSION_MARK
 
 KINDS = ("models", "gpus", "nodes", "clusters", "runtimes", "kernels", "calibrations")
 ENVIRONMENT = "MESHWRIGHT_PRESETS"
@@ -215,6 +216,11 @@ class _RuntimeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     adamw_implementation: StepImplementation = "foreach"
     adapter_units: bool = False
     frozen_fp32: bool = False
+    label: str = ""
+    version: str = ""
+    read_on: str = ""
+    lacks: tuple[str, ...] = ()
+    versions: dict[str, dict[str, Any]] = {}
     sources: dict[str, str] = {}
 
 
@@ -225,7 +231,9 @@ def aliases(kind: str, *, folders: Folders = ()) -> dict[str, str]:
 
 def provenance(kind: str, name: str, *, folders: Folders = ()) -> dict[str, str]:
     """Where each fact of a preset comes from: its [sources] table as written."""
-    path = found_file(known_kind(kind), name, folders)
+    if known_kind(kind) == "runtimes" and VERSION_MARK in name:
+        return _runtime_file(name, folders)[1].sources
+    path = found_file(kind, name, folders)
     return checked(read_toml(path).get("sources", {}), dict[str, str], path, "sources")
 
 
@@ -305,11 +313,11 @@ def cluster(
 
 
 def runtime(name: str, *, folders: Folders = ()) -> Runtime:
-    """The runtime of that name: engine, kernels and backend. What its allocator adds stands in calibrations."""
-    path = found_file("runtimes", name, folders)
-    file = checked(read_toml(path), _RuntimeFile, path)
+    """The runtime of that name, or one version of it ("torchtitan@0.3"): engine, kernels and backend. What its
+    allocator adds stands in calibrations."""
+    path, file, label = _runtime_file(name, folders)
     return Runtime(
-        name=path.stem,
+        name=f"{path.stem}{VERSION_MARK}{label}" if label else path.stem,
         engine=file.engine,
         kernels=file.kernels,
         parts=kernels(file.kernels, folders=folders),
@@ -317,7 +325,69 @@ def runtime(name: str, *, folders: Folders = ()) -> Runtime:
         adamw_implementation=file.adamw_implementation,
         adapter_units=file.adapter_units,
         frozen_fp32=file.frozen_fp32,
+        version=file.version,
+        lacks=file.lacks,
     )
+
+
+def _runtime_file(name: str, folders: Folders) -> tuple[Path, _RuntimeFile, str]:
+    """A runtime's file with what one version changes of it, and that version's label; "" for the default."""
+    base, _, label = name.partition(VERSION_MARK)
+    path = found_file("runtimes", base, folders)
+    raw = read_toml(path)
+    file = checked(raw, _RuntimeFile, path)
+    if VERSION_MARK not in name or label == file.label != "":
+        return path, file, ""
+    if label not in file.versions:
+        known = [f"{base}{VERSION_MARK}{one}" for one in (file.label, *file.versions) if one]
+        advice = did_you_mean(name, known) if known else f"Use {base}, of which one version is known"
+        raise PlannerError("runtime", name, f"is not a version known here of {base}", advice)
+    changed = dict(raw["versions"][label])
+    sources = raw.get("sources", {}) | changed.pop("sources", {})
+    whole = {key: value for key, value in raw.items() if key not in ("label", "versions")}
+    one = checked(whole | changed | {"sources": sources}, _RuntimeFile, path, f"versions.{label}")
+    if unread := [text for text in one.lacks if text.partition("=")[0] not in LACKING]:
+        rule = f"must be a value of {' or '.join(LACKING)}, such as precision=nvfp4"
+        raise PlannerError(f"{path}: versions.{label}.lacks", unread[0], rule)
+    return path, one, label
+
+
+class VersionFacts(msgspec.Struct, frozen=True):
+    """One version of a runtime, as docs/currency.md has it: its name behind the mark, the software that was read, and
+    when; "" where a file does not say."""
+
+    name: str
+    label: str
+    is_default: bool
+    engine: str
+    kernels: str
+    version: str
+    read_on: str
+    sources: dict[str, str]
+
+
+def versions(name: str, *, folders: Folders = ()) -> list[VersionFacts]:
+    """A runtime's default and its other versions; `sources` of these are their own alone."""
+    path, file, _ = _runtime_file(name, folders)
+    found = []
+    for label in ("", *file.versions):
+        _, one, _ = _runtime_file(f"{name}{VERSION_MARK}{label}" if label else name, folders)
+        full = f"{path.stem}{VERSION_MARK}{label}" if label else path.stem
+        own = file.versions[label].get("sources", {}) if label else file.sources
+        found.append(
+            VersionFacts(full, label or file.label, not label, one.engine, one.kernels, one.version, one.read_on, own)
+        )
+    return found
+
+
+def runtime_names(*, folders: Folders = ()) -> list[str]:
+    """Every runtime, and every version of one that is not its default. Of a file that cannot be read, its name."""
+    found = []
+    for name in names("runtimes", folders=folders):
+        found.append(name)
+        with suppress(PlannerError):
+            found += [one.name for one in versions(name, folders=folders)[1:]]
+    return found
 
 
 def kernels(name: str, *, folders: Folders = ()) -> Kernels:
@@ -342,8 +412,13 @@ def calibration(name: str, *, folders: Folders = ()) -> dict[str, Any]:
 
 
 def as_written(kind: str, name: str, *, folders: Folders = ()) -> dict[str, Any]:
-    """Any preset's file in its own units, [sources] left out."""
-    return _facts(found_file(known_kind(kind), name, folders))
+    """Any preset's file in its own units, [sources] left out; of one version of a runtime what holds of it."""
+    if known_kind(kind) == "runtimes" and VERSION_MARK in name:
+        path, _, label = _runtime_file(name, folders)
+        changed = _facts(path).get("versions", {}).get(label, {})
+        whole = {key: value for key, value in _facts(path).items() if key not in ("label", "versions")} | changed
+        return {key: value for key, value in whole.items() if key != "sources"}
+    return _facts(found_file(kind, name, folders))
 
 
 def _facts(path: Path) -> dict[str, Any]:

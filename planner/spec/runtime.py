@@ -72,6 +72,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     wraps adapters in units of their own (peft's fsdp_auto_wrap_policy), beside frozen ones; `frozen_fp32` whether it
     loads weights that adapters leave frozen in fp32, where they are not in 4 bits. With `expandable_segments` the
     allocator maps memory page by page (PYTORCH_CUDA_ALLOC_CONF), so that what is free between blocks can be used.
+    `version` is the software that the prediction describes, package and number by package; empty where a plan or preset
+    does not say. `lacks` are values that this version does not have, as "field=value".
     """
 
     name: str
@@ -84,3 +86,26 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     frozen_fp32: bool = False
     expandable_segments: bool = False
     allocator: Allocator = Allocator()
+    version: str = ""
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def base(self) -> str:
+        """The preset's name without the version, by which calibrations know it."""
+        return base_name(self.name)
+
+    @property
+    def described(self) -> str:
+        """The software that a prediction with it describes, in words."""
+        return self.version or f"{self.name} of a version that is not recorded"
+
+
+LACKING = ("precision", "token_dispatcher")
+"""Fields of which a version may lack a value."""
+VERSION_MARK = "@"
+"""Stands between the name of a runtime and that of a version which is not its default."""
+
+
+def base_name(name: str) -> str:
+    """A runtime's name without its version: "torchtitan" of "torchtitan@0.3"."""
+    return name.partition(VERSION_MARK)[0]

@@ -67,6 +67,7 @@ def summary(one: Estimate) -> dict[str, Any]:
         "method": one.case.job.method,
         "layout": msgspec.structs.asdict(one.case.layout),
         "runtime": one.case.runtime.name,
+        "version": one.case.runtime.version,
         "global_batch_size": one.case.layout.global_batch_size,
         "verdict": one.verdict,
         "device_bytes": one.memory.device_bytes,

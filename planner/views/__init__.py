@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from planner.decide.answers import Estimate  # the explorer paints bars before it knows an estimate
+    from planner.spec import Runtime
+
+
+def software_text(runtimes: Iterable[Runtime]) -> str:
+    """The versions that the figures of these runtimes describe; nothing without any."""
+    found = dict.fromkeys(part for one in runtimes for part in one.described.split(", "))
+    return f"As of {', '.join(found)}." if found else ""
 
 
 def strategy_text(one: Estimate) -> str:

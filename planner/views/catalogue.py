@@ -75,6 +75,16 @@ def kinds_text(names: Mapping[str, Sequence[str]], width: int) -> str:
     )
 
 
+def runtimes_text(names: Sequence[str], folders: Folders, width: int | None = None) -> str:
+    """Runtimes as a table, each with its versions: what `--runtime` takes, and the software that was read."""
+    rows = tuple(
+        (one.name, f"@{one.label}" if one.is_default and one.label else "", one.engine, one.kernels, one.version)
+        for name in names
+        for one in presets.versions(name, folders=folders)
+    )
+    return as_text([Table(("runtime", "also", "engine", "kernels", "describes"), rows, left=5)], width)
+
+
 def text(found: dict[str, Any], width: int | None = None) -> str:
     """One kind a line, or one fact a line."""
     if "names" in found:

@@ -15,6 +15,7 @@ from planner.decide.levers import Lever
 from planner.decide.star import TIE, parts_of
 from planner.figures.passes import coefficients
 from planner.spec.calibration import Calibration
+from planner.views import software_text
 from planner.views.phase import typed
 from planner.views.render import batch_text, changes, host_text, layout_text
 
@@ -43,12 +44,16 @@ def verdicts_text(shown: Iterable[Estimate]) -> list[str]:
 
 
 def trust_text(known: Calibration, shown: Iterable[Estimate]) -> str:
-    """How far the times that are shown may be off, and the coefficients they use; nothing where none is known."""
-    found = [coefficients(one.case, known).bands for one in shown if one.time.step_s is not None]
+    """How far the times that are shown may be off, and the coefficients they use, where any is known; and the software
+    that the figures describe."""
+    every = list(shown)
+    found = [coefficients(one.case, known).bands for one in every if one.time.step_s is not None]
+    software = software_text(one.case.runtime for one in every)
     if not found:
-        return ""
+        return software
     low, high = min(one.time_low for one in found), max(one.time_high for one in found)
-    return f"Real steps took {low:.2g} to {high:.2g} times as long as predicted (calibration {known.name})."
+    told = f"Real steps took {low:.2g} to {high:.2g} times as long as predicted (calibration {known.name})."
+    return f"{told} {software}"
 
 
 def verdict_text(found: Answer, fitted: FitLimit | None = None) -> list[str]:

@@ -54,6 +54,21 @@ def test_a_cuda_plan_needs_its_devices_here():
         assert error.exit_code == 3 and shown in error.sentence
 
 
+def test_another_release_than_the_plan_describes_is_doubted_and_a_repair_of_the_same_is_not():
+    plan = on("cpu")
+    runtime = msgspec.structs.replace(plan.runtime, version="transformers 5.23.0, torch 2.13, peft 018ca9d, vllm 1.0")
+    plan = msgspec.structs.replace(plan, runtime=runtime)
+
+    preflight.check_versions(plan, {"transformers": "5.23.4", "torch": "2.13.1+cu130", "peft": "0.21"})
+    preflight.check_versions(on("cpu"))
+    with pytest.raises(preflight.Doubt) as caught:
+        preflight.check_versions(plan, {"transformers": "4.57.6", "torch": "2.9.0"})
+
+    told = caught.value.sentence
+    assert told.startswith("versions=transformers 4.57.6 and torch 2.9.0: differs from what the plan's figures")
+    assert "describe, transformers 5.23.0 and torch 2.13. planner presets runtimes lists" in told
+
+
 def test_devices_hidden_from_cuda_are_not_counted(tmp_path, monkeypatch):
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'GPU 0: A (UUID: x)'\necho 'GPU 1: A (UUID: y)'\n")

@@ -203,8 +203,8 @@ def _predicted(plan: Plan, ranks: int) -> float | None:
 
 ORDER = (
     "answer", "code", "plan", "python", "torch", "nccl", "accelerate", "deepspeed", "transformers", "peft",
-    "bitsandbytes", "meshwright", "software", "devices", "GPU", "driver", "GPU memory", "memory", "loading",
-    "shared memory", "locked memory", "open files", "tokenizer", "data", "validation data", "checkpoint",
+    "bitsandbytes", "meshwright", "software", "versions", "devices", "GPU", "driver", "GPU memory", "memory",
+    "loading", "shared memory", "locked memory", "open files", "tokenizer", "data", "validation data", "checkpoint",
     "output", "room", "master", "interface", "port", "reach", "clock", "all-reduce",
 )  # fmt: skip
 """Checks as a table shows them; others (contents of inputs) come after the data."""

@@ -212,7 +212,7 @@ def _subtitle(plan: Plan) -> str:
         f"{size_text(plan.model)} parameters",
         job.method,
         job.precision,
-        plan.runtime.name,
+        f"{plan.runtime.name} ({plan.runtime.described})",
         f"{job.seq_len} tokens",
         f"batch {layout.global_batch_size} = {layout.data_parallel} x {layout.micro_batch_size} x {layout.grad_accum}",
     ]

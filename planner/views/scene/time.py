@@ -225,8 +225,8 @@ def _told(case: Case, found: Timeline, profiles: Sequence[Profile]) -> tuple[str
     if case.pipelined:
         parts.insert(2, f"bubble {seconds_text(time.bubble_s)}")
     lines = [
-        f"{case.model.name} on {layout.world_size} x {case.cluster.gpu.name}, {case.runtime.name}: "
-        f"{layout_text(layout)}",
+        f"{case.model.name} on {layout.world_size} x {case.cluster.gpu.name}, {case.runtime.name} "
+        f"({case.runtime.described}): {layout_text(layout)}",
         f"A step of {micro} is predicted to take {format_seconds(found.step_s)}"
         f"{' on the first stage' if case.pipelined else ''}: {', '.join(parts)}.",
     ]
