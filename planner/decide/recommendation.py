@@ -88,8 +88,8 @@ def recommend(
     nearest = ranking if ranking.best or slowest is None else ranked(None)
     if not nearest.best:
         able = tuple(engine for engine in engines if engine in PIECEWISE)
-        pieced = [one for way in in_pieces(question) if able and (one := ranked(slowest, way, able)).best]
-        if pieced:
+        pieced = [ranked(slowest, way, able) for way in in_pieces(question) if able]
+        if any(one.best or one.smallest for one in pieced):
             ranking = nearest = together([nearest, *pieced], top, question, constraints.tie)
     tried = False
     if not nearest.best and constraints.offload:

@@ -118,6 +118,8 @@ def layout_options(layout: Layout) -> Given:
     if layout.pp > 1:
         ends = {"counted_ends": layout.counted_ends} if layout.counted_ends != "none" else {}
         found |= {"pp_schedule": layout.pp_schedule, "virtual_stages": str(layout.virtual_stages)} | ends
+    if layout.loss is not None:
+        found["loss"] = layout.loss
     if layout.zero_secondary_shard:
         found["zero_secondary_shard"] = str(layout.zero_secondary_shard)
     if layout.stage_layers is not None:
@@ -239,6 +241,18 @@ def logits(a: Again, said: dict[str, str]) -> dict[str, str]:
         "logits": format_bytes(peak.terms["logits"]), "peak": format_bytes(peak.total), "phase": peak.phase,
         "tokens": f"{layout.micro_batch_size * job.seq_len // layout.cp:,}", "vocab": f"{a.one.case.model.vocab:,}",
     }  # fmt: skip
+
+
+def logits_in_pieces(a: Again, said: dict[str, str]) -> dict[str, str]:
+    pieces = a.ask(loss="chunked")
+    assert said["share"] is None or pieces.throughput.tokens_per_s
+    speed = f"{ratio(pieces.throughput, a.one.throughput):.1%}" if pieces.throughput.tokens_per_s else None
+    return logits(a, said) | needed(a, pieces) | {"share": speed}
+
+
+def whole_logits(a: Again, said: dict[str, str]) -> dict[str, str]:
+    assert a.told.case.layout.loss == "chunked" and a.given.get("loss") is None
+    return needed(a, a.ask(loss=None))
 
 
 def ddp_fits(a: Again, said: dict[str, str]) -> dict[str, str]:
@@ -517,6 +531,12 @@ READINGS = (
     Reading("logits_dominate", "Logits dominate the peak: {logits} of {peak} live in {phase}, for {tokens} "
             "tokens and a "
             "vocabulary of {vocab}. A chunked or fused loss never holds them whole.", logits),
+    Reading("logits_dominate", "Logits dominate the peak: {logits} of {peak} live in {phase}, for {tokens} "
+            "tokens and a "
+            "vocabulary of {vocab}. In pieces (--loss chunked) " + NEED + "[, at {share} of the tokens/s].",
+            logits_in_pieces),
+    Reading("loss_in_pieces", "Head and loss take the tokens in pieces (--loss chunked), so that the logits are never "
+            "all there: with whole logits " + NEED + ".", whole_logits),
     Reading("ddp_when_it_fits", "DDP fits, {mem} on a card of {cap}: nothing has to be sharded. It reduces "
             "the gradients once a "
             "step, {grads}, and sends twice that less a rank's share, {wire}[; {other} would send {other_wire}].",

@@ -71,6 +71,10 @@ def drawn(dice: random.Random) -> Iterator[tuple[Given, bool]]:
             "model": dice.choice(("7b", "13b", "70b")), "cluster": "pcie-4x4090", "host_memory":
             dice.choice(("64GiB", "256", "1TB")),
         }, False  # fmt: skip
+        yield {
+            "model": "qwen3-0.6b", "cluster": "pcie-8x4090", "gpus": "1", "method": "full",
+            "seq_len": dice.choice(("12288", "16384")),
+        }, True  # fmt: skip
         yield common | {"model": dice.choice(MODELS[:3]), "strategy": "ddp", "gpus": "16", "recompute": None}, False
         yield common | full | {
             "model": dice.choice(MODELS[:5]), "dp_shard": "8", "gpus": "8", "grad_accum": dice.choice(("2", "4")),
