@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from layout_options import layout_options
 
 from planner.ask.fits import kept_free
 from planner.ask.options import question
@@ -26,15 +27,13 @@ from planner.figures.steptime import Throughput
 from planner.inventory import parameters
 from planner.parallelism.rules import divisors
 from planner.spec import Cluster, Layout, Link
-from planner.spec.engines import ENGINES
-from planner.spec.options import ENGINE_SWITCHES
 
 Given = dict[str, Any]
 PER_LAYOUT = (
     *GROUP_AXES, "zero_stage", "micro_batch_size", "grad_accum", "recompute", "reshard_after_forward",
     "sync_each_micro_batch", "sequence_parallel", "cp_method", "pp_schedule", "virtual_stages", "stage_layers",
     "counted_ends", "offload_optimizer", "offload_params", "offload_activations", "zero_secondary_shard", "runtime",
-    "strategy", "recompute_modules", "tp_comm_overlap", "token_dispatcher",
+    "strategy", "loss", "liger", "recompute_modules", "tp_comm_overlap", "token_dispatcher",
 )  # fmt: skip
 SIZES = ("cluster", "gpu", "gpus", "nodes", "gpus_per_node")
 
@@ -101,33 +100,6 @@ class Again:
         assert one.case.layout == layout
         assert (one.case.cluster.nodes, one.case.cluster.gpus_per_node) == (nodes, cluster.gpus_per_node)
         return one
-
-
-def layout_options(layout: Layout) -> Given:
-    """The options of the command line that name exactly this layout."""
-    found: Given = {
-        name: str(getattr(layout, name))
-        for name in (*GROUP_AXES, "zero_stage", "micro_batch_size", "grad_accum", "recompute")
-    }
-    found |= {name: getattr(layout, name) for name in ("reshard_after_forward", "sync_each_micro_batch")}
-    found |= {name: True for name in ("offload_optimizer", "offload_params") if getattr(layout, name)}
-    found |= {name: getattr(layout, name) for name in ENGINE_SWITCHES if getattr(layout, name) != DEFAULTS[name]}
-    found["runtime"] = ENGINES[layout.engine].runtime
-    found |= {"sequence_parallel": layout.sequence_parallel} if layout.tp > 1 else {}
-    found |= {"cp_method": layout.cp_method} if layout.cp > 1 else {}
-    if layout.pp > 1:
-        ends = {"counted_ends": layout.counted_ends} if layout.counted_ends != "none" else {}
-        found |= {"pp_schedule": layout.pp_schedule, "virtual_stages": str(layout.virtual_stages)} | ends
-    if layout.loss is not None:
-        found["loss"] = layout.loss
-    if layout.zero_secondary_shard:
-        found["zero_secondary_shard"] = str(layout.zero_secondary_shard)
-    if layout.stage_layers is not None:
-        found["stage_layers"] = ",".join(map(str, layout.stage_layers))
-    return found
-
-
-DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Layout)}
 
 
 # -- what sentences mean -----------------------------------------------------------------------------------------------
