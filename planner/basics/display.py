@@ -239,3 +239,8 @@ class Displayed:
 
     def _repr_html_(self) -> str:
         return as_html(elements_of(self))
+
+
+def sentence(text: str) -> str:
+    """Text that begins with a capital."""
+    return f"{text[:1].upper()}{text[1:]}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from planner.ask.question import warnings
-from planner.basics.display import ITEM, Element, Table, as_text
+from planner.basics.display import ITEM, Element, Table, as_text, sentence
 from planner.basics.quantities import format_bytes, format_duration, format_seconds
 from planner.decide.answers import Estimate
 from planner.decide.reasons import reasons_of
@@ -19,7 +19,7 @@ from planner.views import plan_only_text, strategy_text
 from planner.views.compare import compare_view, letters_of, training_text
 from planner.views.cost import money_text, number_text
 from planner.views.render import NOT_KNOWN, count_text, layout_text
-from planner.views.verdict import failure_text, sentence, trust_text, verdicts_text
+from planner.views.verdict import failure_text, trust_text, verdicts_text
 
 SHORT = 2
 """Reasons of a choice that are shown without --verbose."""

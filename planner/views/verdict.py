@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from planner.basics.display import sentence
 from planner.basics.quantities import format_bytes, format_duration, format_volume
 from planner.decide.advice import advice
 from planner.decide.answers import Answer, Estimate, serial_seconds_of
@@ -68,11 +69,6 @@ def verdict_text(found: Answer, fitted: FitLimit | None = None) -> list[str]:
     run += "" if found.run_s is None else f"{format_duration(found.constraints.deadline_s)} allowed."
     told = f"* recommended: {one.name}, {layout_text(one.case.layout)}{later}.{only_offloaded(found)}{run}"
     return [f"{told} {trust}".rstrip(), *star_text(found)]
-
-
-def sentence(text: str) -> str:
-    """Text that begins with a capital."""
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def failure_text(found: Answer, fitted: FitLimit | None = None) -> str | None:

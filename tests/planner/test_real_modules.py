@@ -17,7 +17,7 @@ from executor.worker.meter.memory import LiveTensors
 from executor.worker.model.model import transformers_config
 from planner.inventory import default_lora, lora_targets, parameters, unit_weights
 from planner.inventory.narrow import is_layer_linear
-from planner.spec import ModelSpec, Quantization, presets
+from planner.spec import Kernels, ModelSpec, Quantization, presets
 
 MODELS = presets.names("models")
 IN_BF16 = ("gpt2", "gpt2 with its own dropouts", "falcon", "gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3")
@@ -90,7 +90,7 @@ def test_bitsandbytes_packs_the_matrices_that_the_planner_counts_in_4_bits(name:
     pack(model, Quantization(), torch.float32)
 
     packed = sum(module.quant_state.shape.numel() for module in model.modules() if isinstance(module, Linear4bit))
-    counted = [weight for weight in unit_weights(spec)["layer"] if is_layer_linear(weight)]
+    counted = [weight for weight in unit_weights(spec)["layer"] if is_layer_linear(weight, Kernels())]
     assert packed == spec.layers * sum(weight.elements for weight in counted)
     assert torch.isfinite(model(input_ids=torch.arange(8)[None], use_cache=False).logits).all()
 

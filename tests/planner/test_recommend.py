@@ -156,7 +156,7 @@ def test_a_missed_deadline_ends_with_3_and_the_best_possible(capsys: pytest.Capt
 
 def test_nothing_fits_ends_with_3_and_the_nearest(capsys: pytest.CaptureFixture[str]):
     asked = ("recommend", "--model", "70b", "--gpus", "2", "--no-offload-optimizer")
-    nearest = "deepspeed-ulysses, cp=2, recompute=full, ulysses with 540.67 GiB on the card"
+    nearest = "zero3, dp_shard=2, recompute=full, loss chunked with 540.05 GiB on the card"
     assert run(*asked, "--method", "full") == 3
     assert f"nothing fits; nearest to it is {nearest}" in capsys.readouterr().err
 

@@ -217,14 +217,16 @@ def test_a_weight_of_a_checkpoint_arrives_in_16_bit_beside_what_is_made_of_it() 
 def test_a_weight_that_is_packed_arrives_whole_and_codes_of_gptq_do_not() -> None:
     job = {"method": "qlora", "lora": Lora(), "precision": "pure-bf16"}
     case = loaded(**job, quantization=Quantization())
-    linears = [one.elements for unit in case.units().values() for one in unit if is_layer_linear(one)]
+    linears = [one.elements for unit in case.units().values() for one in unit if is_layer_linear(one, case.parts)]
     whole = max(one.elements for unit in case.units().values() for one in unit)
     assert common.packed_weight_bytes(case) == 2 * max(linears)
     assert common.part_bytes(case, lambda weight: 64) == max(2 * max(linears), 2 * whole / 64)
     assert common.part_bytes(case, lambda weight: 1) == max(2 * max(linears), 2 * whole)
     gptq = loaded(**job, quantization=Quantization(base="gptq"))
     assert common.packed_weight_bytes(gptq) == 0.0 == common.packed_weight_bytes(loaded())
-    assert all(common.packed(case, one) is is_layer_linear(one) for unit in case.units().values() for one in unit)
+    assert all(
+        common.packed(case, one) is is_layer_linear(one, case.parts) for unit in case.units().values() for one in unit
+    )
 
 
 # -- a search without an answer ---------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import Footer, Input, Static
 
+from planner.basics.display import sentence
 from planner.basics.errors import PlannerError
 from planner.basics.quoting import for_shell
 from planner.views.cells.bars import CAPACITY
-from planner.views.verdict import sentence
 from tui import bars, inputs
 from tui.asking import Checked, ScreenQuestions, Search, Searched
 from tui.messages import Changed, Entered, Picked, Submitted, ThreadDone
