@@ -8,23 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from planner.basics.display import sentence
+from planner.basics.display import ITEM, Element, as_text, sentence
 from planner.basics.quantities import format_bytes, format_duration, format_volume
 from planner.decide.advice import advice
 from planner.decide.answers import Answer, Estimate, serial_seconds_of
 from planner.decide.levers import Lever
+from planner.decide.reasons import reasons_of
 from planner.decide.star import TIE, parts_of
 from planner.figures.passes import coefficients
 from planner.spec.calibration import Calibration
 from planner.views import software_text
 from planner.views.phase import typed
-from planner.views.render import batch_text, changes, host_text, layout_text
+from planner.views.render import (
+    assumed_text,
+    batch_text,
+    changes,
+    headline,
+    host_text,
+    layout_text,
+    layouts_table,
+)
 
 if TYPE_CHECKING:
     from planner.studies.fit import FitLimit
-from planner.basics.display import ITEM, Element, as_text
-from planner.decide.reasons import reasons_of
-from planner.views.render import assumed_text, headline, layouts_table
 
 LEAST_SHOWN = 0.0005
 """Share of a step that is printed as more than nothing."""
