@@ -43,26 +43,31 @@ OWN_ATTENTION = ("bloom", "falcon")
 which the trainer recomputes it (executor/worker/model/recompute.py)."""
 
 
+def _planned_alone(field: str, holds: Callable[[Case], bool], why: str, fix: str, what: str = "") -> Rule:
+    """A rule against what is predicted and the trainer does not build; `what` names it where it is not the field."""
+    return Rule(
+        name=f"{what or field} not launchable",
+        field=field,
+        holds=holds,
+        sentence=lambda case: f"it is planned, but not launchable yet: {why}",
+        fix=lambda case: fix,
+    )
+
+
+LEFT_OUT = "Leave it out, or plan it alone"
+
+
 def not_built(field: str, why: str) -> Rule:
     """A rule against a field of the layout that the trainer leaves at its default."""
-    return Rule(
-        name=f"{field} not launchable",
-        field=field,
-        holds=lambda case: getattr(case.layout, field) == DEFAULTS[field],
-        sentence=lambda case: f"it is planned, but not launchable yet: {why}",
-        fix=lambda case: f"Use {field}={as_option(DEFAULTS[field])}",
+    default = DEFAULTS[field]
+    return _planned_alone(
+        field, lambda case: getattr(case.layout, field) == default, why, f"Use {field}={as_option(default)}"
     )
 
 
 def _of_job(field: str, asked: Callable[[TrainingJob], bool], why: str) -> Rule:
     """A rule against a choice of the job that the trainer does not build."""
-    return Rule(
-        name=f"{field} not launchable",
-        field=field,
-        holds=lambda case: not asked(case.job),
-        sentence=lambda case: f"it is planned, but not launchable yet: {why}",
-        fix=lambda case: "Leave it out, or plan it alone",
-    )
+    return _planned_alone(field, lambda case: not asked(case.job), why, LEFT_OUT)
 
 
 def _targets_unknown(case: Case) -> list[str]:
@@ -161,20 +166,14 @@ TRAINER: tuple[Rule, ...] = (
     ),
     _of_job("step_in_backward", lambda job: job.optimizer.in_backward, "weights are stepped after backward"),
     _of_job("paged_states", lambda job: job.optimizer.paged, "states stay on the devices"),
-    Rule(
-        name="fused loss not launchable",
-        field="loss",
-        holds=lambda case: case.layout.loss != "fused",
-        sentence=lambda case: "it is planned, but not launchable yet: the trainer's own loss in pieces is chunked",
-        fix=lambda case: "Use loss=chunked",
+    _planned_alone(
+        "loss",
+        lambda case: case.layout.loss != "fused",
+        "the trainer's own loss in pieces is chunked",
+        "Use loss=chunked",
+        what="fused loss",
     ),
-    Rule(
-        name="liger not launchable",
-        field="liger",
-        holds=lambda case: not case.layout.liger,
-        sentence=lambda case: "it is planned, but not launchable yet: the trainer runs Transformers' own modules",
-        fix=lambda case: "Leave it out, or plan it alone",
-    ),
+    _planned_alone("liger", lambda case: not case.layout.liger, "the trainer runs Transformers' own modules", LEFT_OUT),
     not_built("offload_activations", "activations stay on the devices"),
     not_built("zero_secondary_shard", "gathered weights are kept once"),
 )

@@ -20,7 +20,7 @@ from planner.parallelism.backend import Backend
 from planner.parallelism.case import Case
 from planner.parallelism.rules import Rule, broken, check, one_of
 from planner.spec import Runtime
-from planner.spec.engines import ENGINES, OFFLOADS, engines_with, offloading
+from planner.spec.engines import ENGINES, OFFLOADS, choosing_loss, offloading
 
 ENTRY_POINTS = "meshwright.backends"
 OWN = {
@@ -108,16 +108,19 @@ WAYS = (
 OFFLOADING = tuple(dict.fromkeys(engine for name in WAYS[-1] for engine in offloading(name)))
 """Those that have it."""
 
-PIECEWISE = engines_with(lambda facts: facts.chooses_loss and not facts.superseded)
+PIECEWISE = choosing_loss()
 """Those that compute head and loss a piece of the tokens at a time."""
 
 
-def in_pieces(question: Question) -> Iterator[Question]:
-    """The question with logits that are never all there; none where the person chose the loss, or another runtime, and
+def in_pieces(question: Question) -> Question | None:
+    """The question with logits that are never all there; None where the person chose the loss, or another runtime, and
     of a file, which says what its own software does."""
     pins = question.pins
-    if question.launching and pins.given("loss") is None and (pins.runtime is None or pins.runtime.engine in PIECEWISE):
-        yield msgspec.structs.replace(question, pins=pins.fixing(loss="chunked"))
+    if not question.launching or pins.given("loss") is not None:
+        return None
+    if pins.runtime is not None and pins.runtime.engine not in PIECEWISE:
+        return None
+    return msgspec.structs.replace(question, pins=pins.fixing(loss="chunked"))
 
 
 def ways_out(question: Question) -> Iterator[Question]:

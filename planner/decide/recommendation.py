@@ -87,10 +87,10 @@ def recommend(
     ranking = ranked(slowest)
     nearest = ranking if ranking.best or slowest is None else ranked(None)
     if not nearest.best:
-        able = tuple(engine for engine in engines if engine in PIECEWISE)
-        pieced = [ranked(slowest, way, able) for way in in_pieces(question) if able]
-        if any(one.best or one.smallest for one in pieced):
-            ranking = nearest = together([nearest, *pieced], top, question, constraints.tie)
+        able, way = tuple(engine for engine in engines if engine in PIECEWISE), in_pieces(question)
+        pieced = ranked(slowest, way, able) if able and way is not None else None
+        if pieced is not None and (pieced.best or pieced.smallest):
+            ranking = nearest = together([nearest, pieced], top, question, constraints.tie)
     tried = False
     if not nearest.best and constraints.offload:
         able = tuple(engine for engine in engines if engine in OFFLOADING)

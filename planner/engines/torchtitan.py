@@ -11,7 +11,6 @@ from __future__ import annotations
 import msgspec
 
 from planner.basics.arith import Number
-from planner.basics.quantities import BYTES
 from planner.engines import fsdp2
 from planner.engines.base import Call, Held
 from planner.engines.common import parallel_calls, parallel_ideal
@@ -27,14 +26,13 @@ PIECES = 8
 components/loss.py, ChunkedLossWrapper, num_chunks)."""
 
 
-def loss_share(case: Case) -> float:
+def loss_share(case: Case, element_bytes: float) -> float:
     """The bytes of logits at once as a share of all logits in the products' format, where the loss is in pieces.
 
     Of a piece: the logits, a variable of the loop; compiled, their gradient beside them; else log-probabilities and two
     gradients in fp32 (cross_entropy_loss).
     """
-    wide = BYTES["fp32"] / (BYTES["fp32"] if case.job.precision == "fp32" else BYTES["bf16"])
-    return (2.0 if case.parts.converts_once else 1 + 3 * wide) / PIECES
+    return (2.0 if case.parts.converts_once else 1 + 3 * 4.0 / element_bytes) / PIECES
 
 
 def _stays(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
@@ -115,8 +113,9 @@ class Torchtitan(fsdp2.Fsdp2):
         """bf16 weights as gathered; fp32 shards and moments."""
         skips = case.layout.facts.skips_second_products
         found = msgspec.structs.replace(super().compute(case), skips_second_products=skips)
-        in_pieces = case.parts.loss == "linear-chunked"
-        return msgspec.structs.replace(found, loss_share=loss_share(case)) if in_pieces else found
+        if case.parts.loss != "linear-chunked":
+            return found
+        return msgspec.structs.replace(found, loss_share=loss_share(case, found.element_bytes))
 
     def collectives(self, case: Case) -> list[Call]:
         """FSDP2's in fp32, in a pipeline once a step; and those of the other axes."""

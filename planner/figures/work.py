@@ -240,13 +240,13 @@ def _products(case: Case, unit: str) -> _Products:
     modules: Number = 0
     tokens = case.tokens
     number_format = case.job.product_rate if unit in LAYERS or not case.job.narrows else "bf16"
-    head_in_pieces = case.parts.loss in ("fused-linear", "trainer-chunked")
+    in_pieces = unit == "tail" and case.parts.loss in ends.IN_PIECES
+    pieces = ends.pieces_of(case.parts, case.model) if in_pieces else 1
     for weight, *converted in conversions(case, case.units()[unit]):
         each = product_elements(case, weight)
         if not is_column(each) and each == 0:
             continue
         rows = tokens * each / (weight.elements / weight.shape[0]) if weight.expert else tokens
-        pieces = ends.pieces_of(case.parts, case.model) if head_in_pieces and unit == "tail" else 1
         ways, back = product_kernels(weight, rows, number_format, pieces, *converted)
         kernels += ways
         gradients += back

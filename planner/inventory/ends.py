@@ -447,15 +447,13 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
     normal = compute.gather(tape, normal)
     head = weights.get("lm_head", embedding_weight(model))
     loss_kernel = compute.kernels.loss
-    if loss_kernel == "trainer-chunked":
-        loss = pieced_cross_entropy(tape, normal, compute.local(compute.trained(head)), model, compute)
-        tape.enter("loss")
-        tape.drop(normal)
-        return loss
     if loss_kernel in IN_PIECES:  # what the head's weight is used for belongs to the unit that has it
         local = compute.local(compute.trained(head))
-        share = compute.loss_share if loss_kernel == "linear-chunked" else None
-        loss = linear_cross_entropy(tape, normal, local, element_bytes=compute.element_bytes, share=share)
+        if loss_kernel == "trainer-chunked":
+            loss = pieced_cross_entropy(tape, normal, local, model, compute)
+        else:
+            share = compute.loss_share if loss_kernel == "linear-chunked" else None
+            loss = linear_cross_entropy(tape, normal, local, element_bytes=compute.element_bytes, share=share)
         tape.enter("loss")
         tape.drop(normal)
         return loss

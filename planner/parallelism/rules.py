@@ -14,7 +14,7 @@ import msgspec
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.inventory.compute import LIGER_FAMILIES
 from planner.spec import Layout
-from planner.spec.engines import ENGINES, OFFLOADS, EngineFacts, engines_with, offloading
+from planner.spec.engines import ENGINES, OFFLOADS, EngineFacts, choosing_loss, engines_with, offloading
 from planner.spec.job import RATES
 from planner.spec.layout import LIGER
 from planner.spec.options import OF_AXIS, OPTIONS
@@ -310,10 +310,6 @@ def _has_eager_modules(case: Case) -> bool:
     return case.runtime.parts.holds_inputs and case.model.family in LIGER_FAMILIES
 
 
-def _chooses_loss(facts: EngineFacts) -> bool:
-    return facts.chooses_loss and not facts.superseded
-
-
 def _in_version(field: str) -> Rule:
     return Rule(
         name=f"{field} not in this version",
@@ -340,7 +336,7 @@ COMMON: tuple[Rule, ...] = (
         field="loss",
         holds=lambda case: case.layout.loss is None or case.layout.facts.chooses_loss,
         sentence=lambda case: f"{case.layout.engine} computes the loss in its own way",
-        fix=lambda case: f"Leave it out, or use engine {one_of(engines_with(_chooses_loss))}",
+        fix=lambda case: f"Leave it out, or use engine {one_of(choosing_loss())}",
     ),
     Rule(
         name="not parts of Liger's",

@@ -297,3 +297,8 @@ def engines_with(holds: Callable[[EngineFacts], bool]) -> tuple[str, ...]:
 def offloading(field: str) -> tuple[str, ...]:
     """Engines that can keep what a field of the layout names in host memory, but for superseded ones."""
     return engines_with(lambda facts: field in facts.offloads and not facts.superseded)
+
+
+def choosing_loss() -> tuple[str, ...]:
+    """Engines that compute head and loss as a layout says, but for superseded ones."""
+    return engines_with(lambda facts: facts.chooses_loss and not facts.superseded)

@@ -12,12 +12,12 @@ CpMethod = Literal["ring", "allgather", "ulysses"]
 PpSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
 TokenDispatcher = Literal["alltoall", "deepep", "hybridep"]
 CountedEnds = Literal["none", "embedding", "head", "both"]
+"""What counts as a layer beside the layers where they are dealt to stages."""
 Loss = Literal["whole", "in-place", "chunked", "fused"]
 """How head and loss are computed: on whole logits; with the gradient written over them; a piece of the tokens at a
 time, by this project's trainer (chunked) or by a kernel of another package (fused)."""
 LIGER = ("norm", "rotary", "mlp")
 """Parts of Transformers' modules that Liger-Kernel replaces, beside the loss (loss fused)."""
-"""What counts as a layer beside the layers where they are dealt to stages."""
 RECOMPUTE = ("none", "attention", "sac:matmul", "full")
 """What is recomputed in backward: nothing, the attention core, all but matrix products' results, whole layers."""
 RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj")

@@ -251,7 +251,7 @@ def searched_first(folders: Folders) -> Iterator[None]:
 def model(name: str, *, folders: Folders = ()) -> ModelSpec:
     """The model of that name or alias."""
     path = found_file("models", name, folders)
-    spec = checked(_facts(path) | {"name": path.stem}, ModelSpec, path)
+    spec = checked(_facts(read_toml(path)) | {"name": path.stem}, ModelSpec, path)
     check_model(spec, str(path))
     return spec
 
@@ -342,14 +342,19 @@ def _runtime_file(name: str, folders: Folders) -> tuple[Path, _RuntimeFile, str]
         known = [f"{base}{VERSION_MARK}{one}" for one in (file.label, *file.versions) if one]
         advice = did_you_mean(name, known) if known else f"Use {base}, of which one version is known"
         raise PlannerError("runtime", name, f"is not a version known here of {base}", advice)
-    changed = dict(raw["versions"][label])
-    sources = raw.get("sources", {}) | changed.pop("sources", {})
-    whole = {key: value for key, value in raw.items() if key not in ("label", "versions")}
-    one = checked(whole | changed | {"sources": sources}, _RuntimeFile, path, f"versions.{label}")
+    one = checked(_of_version(raw, label), _RuntimeFile, path, f"versions.{label}")
     if unread := [text for text in one.lacks if text.partition("=")[0] not in LACKING]:
         rule = f"must be a value of {' or '.join(LACKING)}, such as precision=nvfp4"
         raise PlannerError(f"{path}: versions.{label}.lacks", unread[0], rule)
     return path, one, label
+
+
+def _of_version(raw: dict[str, Any], label: str) -> dict[str, Any]:
+    """A runtime's table as one version has it, its keys over the default's; of no such version the default's alone."""
+    changed: dict[str, Any] = raw.get("versions", {}).get(label, {})
+    sources = raw.get("sources", {}) | changed.get("sources", {})
+    default = {key: value for key, value in raw.items() if key not in ("label", "versions")}
+    return default | changed | {"sources": sources}
 
 
 class VersionFacts(msgspec.Struct, frozen=True):
@@ -399,7 +404,7 @@ def kernels(name: str, *, folders: Folders = ()) -> Kernels:
 @lru_cache(maxsize=16)
 def _kernels(path: Path, _: int) -> Kernels:
     """A file of kernels, which several runtimes name, as it was at a time."""
-    return checked(_facts(path), Kernels, path)
+    return checked(_facts(read_toml(path)), Kernels, path)
 
 
 def calibration(name: str, *, folders: Folders = ()) -> dict[str, Any]:
@@ -415,14 +420,12 @@ def as_written(kind: str, name: str, *, folders: Folders = ()) -> dict[str, Any]
     """Any preset's file in its own units, [sources] left out; of one version of a runtime what holds of it."""
     if known_kind(kind) == "runtimes" and VERSION_MARK in name:
         path, _, label = _runtime_file(name, folders)
-        changed = _facts(path).get("versions", {}).get(label, {})
-        whole = {key: value for key, value in _facts(path).items() if key not in ("label", "versions")} | changed
-        return {key: value for key, value in whole.items() if key != "sources"}
-    return _facts(found_file(kind, name, folders))
+        return _facts(_of_version(read_toml(path), label))
+    return _facts(read_toml(found_file(kind, name, folders)))
 
 
-def _facts(path: Path) -> dict[str, Any]:
-    return {key: value for key, value in read_toml(path).items() if key != "sources"}
+def _facts(raw: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in raw.items() if key != "sources"}
 
 
 def _gpu(path: Path, file: _GpuFile) -> Gpu:

@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.spec import presets
 from planner.spec.presets import VersionFacts
-from planner.spec.runtime import VERSION_MARK
+from planner.spec.runtime import VERSION_MARK, base_name
 
 HEAD = f"""# What was read, and when
 
@@ -44,7 +44,7 @@ def _cells(one: VersionFacts) -> tuple[str, ...]:
 
 def _changes(one: VersionFacts) -> tuple[str, ...]:
     """A line for each value that differs from the default's, with its source; of kernels for each part."""
-    base = one.name.partition(VERSION_MARK)[0]
+    base = base_name(one.name)
     lines = _differing("", presets.as_written("runtimes", base), presets.as_written("runtimes", one.name), one.sources)
     before, after = (presets.as_written("kernels", presets.runtime(name).kernels) for name in (base, one.name))
     return (*lines, *_differing("kernels.", before, after, presets.provenance("kernels", one.kernels)))
@@ -56,7 +56,7 @@ def _differing(at: str, before: dict[str, Any], after: dict[str, Any], sources: 
 
 
 NO_FACTS = ("label", "version", "read_on", "versions", "kernels")
-"""Keys of a runtime that its table says, or whose parts are told one by one."""
+"""Keys of a runtime that the table has in columns of its own, and `kernels`, whose parts are listed one by one."""
 
 
 def _text(value: Any) -> str:

@@ -71,7 +71,7 @@ ALL_TRACED = {drawn.name: drawn for drawn in every(TRACED)}
 
 
 def draws(names: dict[str, Drawn], count: int, first: int = 0) -> list[str]:
-    """So many after the first ones."""
+    """A sample of `count` names, drawn by the seed, after the `first` ones of the same draw."""
     dice = random.Random(SEED)
     mixed = dice.sample(list(names), len(names))
     return mixed[first : first + count]

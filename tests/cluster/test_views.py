@@ -177,7 +177,8 @@ def steps_of(finished: Finished) -> list[Step]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """(folder of its shards after SAVED steps, its later steps) of a run of so many steps that nothing interrupted."""
+    """Runs that nothing interrupts, by case and number of steps: each gives the folder of its shards after SAVED steps,
+    and the steps after those."""
     made: dict[tuple[str, int], Run] = {}
 
     def get(name: str, count: int) -> Run:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from executor.worker.model.losses import IGNORED, pieces_of
+from executor.worker.data.rows import IGNORED
+from executor.worker.model.losses import slices_of
 from planner.spec import Cluster, Gpu, Layout, Link, Lora, ModelSpec, Runtime, TrainingJob
 from planner.spec.layout import Loss
 from planner.spec.plan import Plan
@@ -131,7 +132,7 @@ def test_a_wrong_gradient_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("tokens", [1, 7, 16, 21, 64])
 def test_pieces_have_every_row_once_and_are_no_more_than_asked(tokens: int) -> None:
     rows = list(range(SEQUENCES * tokens))
-    found = [rows[piece] for piece in pieces_of(SEQUENCES, tokens, 16)]
+    found = [rows[piece] for piece in slices_of(SEQUENCES, tokens, 16)]
 
     assert [row for piece in found for row in piece] == rows
     assert 1 <= len(found) <= 16

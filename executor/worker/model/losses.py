@@ -14,13 +14,10 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
-from torch.autograd.function import FunctionCtx
 from typing_extensions import override
 
+from executor.worker.data.rows import IGNORED
 from planner.spec.layout import Loss
-
-IGNORED = -100
-"""The target of a token that is not learned."""
 
 
 def install(model: Any, loss: Loss | None, pieces: int) -> None:
@@ -95,7 +92,7 @@ def _already(logits: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return logits
 
 
-def pieces_of(sequences: int, tokens: int, pieces: int) -> Iterator[slice]:
+def slices_of(sequences: int, tokens: int, pieces: int) -> Iterator[slice]:
     """Rows of a micro-batch's tokens, laid end to end, that are computed together."""
     each = sequences * -(-tokens // pieces)
     for begin in range(0, sequences * tokens, each):
@@ -142,7 +139,7 @@ class _Chunked(torch.autograd.Function):
         bias_grad = torch.zeros_like(bias) if for_bias and bias is not None else None
         head = weight.to(dtype)
         loss = torch.zeros((), device=hidden.device, dtype=torch.float32)
-        for piece in pieces_of(sequences, tokens, pieces):
+        for piece in slices_of(sequences, tokens, pieces):
             inputs = rows[piece].to(dtype)
             logits = torch.mm(inputs, head.t())
             if bias is not None:
@@ -206,7 +203,7 @@ class _OverLogits(torch.autograd.Function):
         sequences, tokens, vocab = logits.shape
         rows, wanted = logits.detach().view(-1, vocab), targets.reshape(-1)
         loss = torch.zeros((), device=logits.device, dtype=torch.float32)
-        for piece in pieces_of(sequences, tokens, pieces):
+        for piece in slices_of(sequences, tokens, pieces):
             part, gradient = _gradient(rows[piece].float(), wanted[piece], items, differentiate=keeps_graph)
             loss += part
             if gradient is not None:
@@ -217,6 +214,6 @@ class _OverLogits(torch.autograd.Function):
 
     @staticmethod
     @override
-    def backward(ctx: FunctionCtx, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        over, ctx.over = cast(Any, ctx).over, None  # type: ignore[attr-defined]
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        over, ctx.over = ctx.over, None
         return over.mul_(grads[0]), None, None, None, None

@@ -106,8 +106,7 @@ def _kernels(sheet: Sheet) -> None:
     if str(sheet.data.get("attn_implementation") or "").lower() == "eager":
         sheet.unmodelled("attn_implementation", "attention scores kept in memory", "more")
     sheet.ignore("attn_implementation", "attention keeps no scores, as is estimated")
-    listed = sheet.data.get("plugins")
-    names = [str(name).rpartition(".")[2] for name in (listed if isinstance(listed, list) else [listed]) if name]
+    names = _plugins(sheet)
     if jobs := [name for name in names if name in JOBS]:
         sheet.decides("plugins", f"{jobs[0]} makes it no plain training", TAKE_OUT)
     if "SpectrumPlugin" in names:
@@ -117,25 +116,31 @@ def _kernels(sheet: Sheet) -> None:
     sheet.ignore("plugins", "their own keys say what they do")
 
 
+def _plugins(sheet: Sheet) -> list[str]:
+    """Names of the plugins' classes."""
+    listed = sheet.data.get("plugins")
+    return [str(name).rpartition(".")[2] for name in (listed if isinstance(listed, list) else [listed]) if name]
+
+
 LIGER_KEYS = {"norm": "liger_rms_norm", "rotary": "liger_rope", "mlp": "liger_glu_activation"}
 
 
 def _liger(sheet: Sheet) -> None:
     """Liger's parts, and losses that hold no logits, or one copy: Liger's, and Cut Cross-Entropy, which makes them
     block by block too (067b021, integrations/liger/args.py and integrations/cut_cross_entropy/)."""
-    listed = sheet.data.get("plugins")
-    plugins = {str(name).rpartition(".")[2] for name in (listed if isinstance(listed, list) else [listed]) if name}
-    on = {part: key for part, key in LIGER_KEYS.items() if "LigerPlugin" in plugins and sheet.flag(key)}
+    plugins, fused, over = _plugins(sheet), "liger_fused_linear_cross_entropy", "liger_cross_entropy"
+    liger = "LigerPlugin" in plugins
+    on = {part: key for part, key in LIGER_KEYS.items() if liger and sheet.flag(key)}
     if on:
         sheet.means("liger", ",".join(on), *on.values())
-    cut = "CutCrossEntropyPlugin" in plugins and sheet.flag("cut_cross_entropy") is not False
-    fused = "LigerPlugin" in plugins and sheet.flag("liger_fused_linear_cross_entropy")
-    over = "LigerPlugin" in plugins and sheet.flag("liger_cross_entropy")
-    if trainer.whole_head(sheet) and (cut or fused or over):
-        keys = ("plugins", "cut_cross_entropy") if cut else ("liger_fused_linear_cross_entropy",)
-        sheet.means(
-            "loss", "fused" if cut or fused else "in-place", *(keys if cut or fused else ("liger_cross_entropy",))
-        )
+    if not trainer.whole_head(sheet):
+        return
+    if "CutCrossEntropyPlugin" in plugins and sheet.flag("cut_cross_entropy") is not False:
+        sheet.means("loss", "fused", "plugins", "cut_cross_entropy")
+    elif liger and sheet.flag(fused):
+        sheet.means("loss", "fused", fused)
+    elif liger and sheet.flag(over):
+        sheet.means("loss", "in-place", over)
 
 
 def _method(sheet: Sheet) -> None:
