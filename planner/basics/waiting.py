@@ -23,6 +23,8 @@ SILENT_S = 2.0
 """A shorter search says nothing."""
 EVERY_S = 0.2
 ERASE = "\r\x1b[K"
+HINT = "; Ctrl-C keeps the best"
+"""Said wherever a terminal has room for it: of a later search the line is shortened first."""
 
 
 class Waiting:
@@ -76,9 +78,10 @@ class Waiting:
         return seen if self._searches <= 1 else f"search {self._searches}: {seen}"
 
     def _draw(self, seconds: float) -> None:
-        line, hint = f"{self._seen()}, {seconds:.0f} s", "; Ctrl-C keeps the best so far"
-        room = columns() - 1
-        sys.stderr.write(ERASE + (line + hint if len(line + hint) <= room else line[:room]))
+        line, room = f"{self._seen()}, {seconds:.0f} s", columns() - 1
+        brief = line.replace(" layouts", "")
+        hinted = (f"{line}{HINT} so far", f"{brief}{HINT} so far", f"{brief}{HINT}")
+        sys.stderr.write(ERASE + next((one for one in hinted if len(one) <= room), line[:room]))
         sys.stderr.flush()
         self._drawn = True
 

@@ -105,7 +105,7 @@ def test_b6_lines_of_a_thousand_characters(capsys):
 
 @pytest.mark.slow
 def test_b7_a_long_search_moves_and_is_ended_with_the_best_so_far():
-    question = ("--model", "qwen3-30b-a3b", "--gpus", "256", "--cluster", "aws-g5", "--any-runtime")
+    question = ("--model", "qwen3-30b-a3b", "--gpus", "32", "--cluster", "aws-g5", "--any-runtime")
     shown, code = on_a_terminal(("recommend", *question, "--objective", "largest-context"), "Ctrl-C keeps the best")
     assert code == command.INTERRUPTED and "* recommended" in shown
 

@@ -140,3 +140,19 @@ def on_a_terminal(arguments: tuple[str, ...], until: Callable[[str], bool]) -> t
     os.close(terminal)
     _, status = os.waitpid(child, 0)
     return seen.decode(), os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.parametrize(("searches", "done", "seconds"), [(1, 9, 2), (4, 1_346_898, 7), (12, 13_468_980, 120)])
+def test_a_line_says_how_to_end_a_search_however_many_came_before(
+    searches: int, done: int, seconds: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(waiting, "columns", lambda: 80)
+    one = waiting.Waiting()
+    one._searches, one._done, one._total = searches, done, done
+
+    one._draw(float(seconds))
+
+    line = capsys.readouterr().err.removeprefix(waiting.ERASE)
+    assert line.count(f"{done:,}") == 2
+    assert "; Ctrl-C keeps the best" in line
+    assert len(line) < 80
