@@ -173,6 +173,12 @@ TRAINER: tuple[Rule, ...] = (
         "Use loss=chunked",
         what="fused loss",
     ),
+    _planned_alone(
+        "attention",
+        lambda case: case.layout.attention in (None, "eager", "sdpa"),
+        "the trainer runs Transformers' eager code and torch's scaled_dot_product_attention",
+        "Use attention=sdpa",
+    ),
     _planned_alone("liger", lambda case: not case.layout.liger, "the trainer runs Transformers' own modules", LEFT_OUT),
     not_built("offload_activations", "activations stay on the devices"),
     not_built("zero_secondary_shard", "gathered weights are kept once"),

@@ -25,6 +25,7 @@ from planner.figures.comm import comm_volume
 from planner.figures.memory import MemoryBreakdown, device_bytes, memory_breakdown
 from planner.figures.passes import coefficients, peak_flops
 from planner.figures.steptime import step_time, throughput
+from planner.figures.unitkernels import unmeasured_attention
 from planner.parallelism.case import Case
 from planner.parallelism.rules import JOB, POSITIONS, as_option, check
 from planner.spec import Layout, Runtime
@@ -190,6 +191,9 @@ def estimate(
         elif peak_flops(case) is not None:
             missing = f"the link to the host or its memory's rate is unknown for {case.cluster.name}"
         reasons = (*reasons, f"{missing}: no time is predicted")
+    elif unmeasured_attention(case):
+        code, gpu = case.layout.attention or case.parts.attention, case.cluster.gpu.name
+        reasons = (*reasons, f"attention {code} has no measured time on {gpu}: timed as torch's own")
     return Estimate(
         strategy=strategy,
         sharding=sharding,

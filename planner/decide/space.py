@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from planner.ask.question import Question, batches_of, single_device
+from planner.inventory.compute import FUSED_ATTENTION
 from planner.parallelism.rules import divisors
 from planner.spec import Layout, ModelSpec
 from planner.spec.engines import ENGINES, EngineFacts
@@ -135,7 +136,12 @@ def _left(pinned: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _recomputations(question: Question, facts: EngineFacts) -> tuple[str, ...]:
     pinned, values = question.pins.recompute, facts.recompute
-    if pinned is None and "attention" in values and question.runtime(facts.name).parts.attention == "flash":
+    if (
+        pinned is None
+        and "attention" in values
+        and question.pins.given("attention") != "eager"
+        and question.runtime(facts.name).parts.attention in FUSED_ATTENTION
+    ):
         return tuple(value for value in values if value != "attention")  # flash attention keeps nothing to spare
     return _left(pinned, values)
 

@@ -19,10 +19,14 @@ from planner.inventory.narrow import gptq_element_bytes, nf4_element_bytes
 from planner.inventory.packaged import is_part
 from planner.parallelism import context
 from planner.parallelism.case import Case
+from planner.spec.kernel_times import AttentionCode, kernel_times
 
-SCORES_FORWARD, SCORES_BACKWARD = 9, 11
-"""Bytes for each score in memory, in 16 bits: softmax reads and writes, dropout too with a mask of one byte; backward
-both again, softmax with its own result (Megatron-LM's fused softmax, torch's dropout)."""
+SCORES = {"unfused": (9.0, 11.0), "eager": (38.0, 50.0)}
+"""Bytes for each score in memory, forward and backward, in 16 bits. Unfused: softmax reads and writes, dropout too with
+a mask of one byte; backward both again, softmax with its own result (Megatron-LM's fused softmax, torch's dropout).
+Eager: scale, mask, softmax in fp32 and its cast are kernels of their own, of which softmax reads long rows more than
+once: fitted to the eager rows of tests/truth/own_attention.csv at the share of the memory's rate that
+presets/calibrations/uncalibrated.toml has."""
 
 
 def conversions(case: Case, weights: Iterable[Weight]) -> Iterator[tuple[Weight, Number, Number]]:
@@ -106,13 +110,38 @@ def attention_kernels(case: Case, split: Number) -> Attended:
     heads, kv_heads = model.heads * split / layout.cp, ceil_div(model.kv_heads, layout.tp) / layout.cp
     widths = model.qk_width / model.heads, model.v_width / model.heads
     sequences = layout.micro_batch_size * (job.seq_len / span)
-    if case.parts.attention != "unfused":
-        forward = Attention(sequences, span, heads, kv_heads, *widths, False, share)
-        return Attended((forward,), (forward._replace(backward=True),), *_ring_bytes(case, split))
+    if case.parts.attention not in SCORES:
+        longer, longer_back = attention_factors(case)
+        forward = Attention(sequences, span, heads, kv_heads, *widths, False, share * longer)
+        backward = forward._replace(backward=True, times=share * longer_back)
+        return Attended((forward,), (backward,), *_ring_bytes(case, split))
     rows = sequences * heads * span
     products = (Product(rows, span, widths[0]), Product(rows, widths[1], span))
     back = tuple(turned for one in products for turned in (one._replace(n=one.k, k=one.n), one))
-    return Attended(products, back, SCORES_FORWARD * rows * span, SCORES_BACKWARD * rows * span)
+    forward_bytes, backward_bytes = SCORES[case.parts.attention]
+    return Attended(products, back, forward_bytes * rows * span, backward_bytes * rows * span)
+
+
+def attention_factors(case: Case) -> tuple[float, float]:
+    """How many times as long as the measured kernels' the attention of a layout's code takes, forward and backward:
+    1 for the code that those are, and where nothing is known of another on this device (`unmeasured_attention`)."""
+    known = _attention_code(case)
+    return (1.0, 1.0) if known is None else (known.forward, known.backward)
+
+
+def unmeasured_attention(case: Case) -> bool:
+    """Whether attention is timed as the measured kernels because nothing is known of its code on this device."""
+    return case.parts.attention not in (*SCORES, "flash") and _attention_code(case) is None
+
+
+def _attention_code(case: Case) -> AttentionCode | None:
+    if case.parts.attention in (*SCORES, "flash"):
+        return None
+    times = kernel_times(case.cluster.gpu.name)
+    if times is None:
+        return None
+    width = max(case.model.qk_width, case.model.v_width) / case.model.heads
+    return times.attention_code(case.parts.attention, width)
 
 
 def _ring_bytes(case: Case, split: Number) -> tuple[Number, Number]:

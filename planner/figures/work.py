@@ -17,6 +17,7 @@ from planner.engines import engine_of
 from planner.figures.accumulation import added_up_bytes
 from planner.figures.kernels.step import KernelCall
 from planner.figures.unitkernels import (
+    SCORES,
     adapters_beside,
     again_kernels,
     attention_kernels,
@@ -49,7 +50,7 @@ and convert again (6)."""
 NORM_OPERATIONS = {"eager-fp32": 8, "native": 1, "fused": 1}
 ROTARY_OPERATIONS = {"eager": 10, "joined": 12, "fused": 2}
 GATE_OPERATIONS = {"eager": 2, "fused": 1, "fused-recomputed": 1}
-CORE_OPERATIONS = {"flash": 1, "unfused": 8}
+CORE_OPERATIONS = dict.fromkeys(SCORES, 8)
 LOSS_OPERATIONS = dict.fromkeys(IN_ONE_KERNEL, 1)
 EAGER_LOSS_OPERATIONS = 8
 PIECE_OPERATIONS = 12

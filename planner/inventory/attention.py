@@ -22,8 +22,11 @@ from planner.spec import Kernels, Mla, ModelSpec
 
 def is_written_out(model: ModelSpec, kernels: Kernels) -> bool:
     """Whether this model's attention is computed without a fused kernel."""
-    sinks = model.attention_sinks and not kernels.fused_sinks
-    return model.attention_soft_cap is not None or sinks or model.positions == "alibi"
+    if kernels.attention == "eager" or model.positions == "alibi":
+        return True
+    # FlashAttention and flex_attention take a soft cap; torch's scaled_dot_product_attention does not.
+    capped = model.attention_soft_cap is not None and kernels.attention in ("flash", "unfused")
+    return capped or (model.attention_sinks and not kernels.fused_sinks)
 
 
 def has_scores(model: ModelSpec, kernels: Kernels, *, on_cpu: bool) -> bool:

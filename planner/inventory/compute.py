@@ -21,11 +21,13 @@ from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.spec import Kernels, Lora, ModelSpec
 from planner.spec.layout import LIGER
 
+FUSED_ATTENTION = ("flash", "flash2", "flash3", "flash4", "flex")
+"""Attention that keeps queries, keys, values, its result and a number for each row, and no scores."""
 KERNELS = {
     "norm": ("eager-fp32", "fused", "native"),
     "projections": ("own",),
     "rotary": ("eager", "joined", "fused"),
-    "attention": ("flash", "unfused"),
+    "attention": (*FUSED_ATTENTION, "eager", "unfused"),
     "mlp": ("eager", "fused", "fused-recomputed"),
     "loss": (
         "eager-fp32",
@@ -64,6 +66,18 @@ def with_loss(parts: Kernels, loss: str) -> Kernels:
     if loss == "whole" and parts.loss in WHOLE_LOSSES:
         return parts
     return msgspec.structs.replace(parts, loss=LOSSES.get(loss, "eager-fp32"))
+
+
+ATTENTION = {"sdpa": "flash"}
+"""What a layout's `attention` means of Transformers' modules, where the kernels call it something else."""
+
+
+def with_attention(parts: Kernels, attention: str) -> Kernels:
+    """The kernels with the attention that a layout asks for. FlashAttention's functions and flex_attention keep packed
+    documents apart by their ends or by blocks, without a mask of every pair (transformers 5.23.0,
+    modeling_flash_attention_utils.py, _flash_attention_forward; masking_utils.py, flex_attention_mask)."""
+    packing = "mask" if attention in ("eager", "sdpa") else "varlen"
+    return msgspec.structs.replace(parts, attention=ATTENTION.get(attention, attention), packing=packing)
 
 
 LIGER_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3")

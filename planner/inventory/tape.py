@@ -100,6 +100,7 @@ class Tape:
         self.unit_grads = self.in_flight = self.weight = 0
         self.begun = False
         self._given: list[tuple[Tensor, Storage]] = []
+        self.passed: Storage | None = None  # the gradient that a backward gave to other nodes, which let it go
         self._cached: list[Storage] = []
         self.waiting: dict[str, Storage] = {}
         self.variables: list[Tensor] = []
@@ -265,7 +266,10 @@ class Tape:
             self.weight = node.weight
             node.backward(grad)
             given, self._given = self._given, outer
-            self.release(grad, *node.saved)
+            if self.passed is not grad:
+                self.release(grad)
+            self.passed = None
+            self.release(*node.saved)
             before = self.unit_grads, self.in_flight, False, node.weight, self.begun
             self.unit_grads += self.in_flight
             self.in_flight = self.weight = 0

@@ -320,10 +320,10 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
         tape.release(*results.values())
         tape.waiting = {}
         tape.drop(result)
-        grad.holders += 1
         tape.grads[result] = grad
         _play_what_asks_for_nothing(tape, inner, begin, before)
         tape.play(inner)
+        tape.passed = grad
         tape.drop(again)
         tape.release(*unasked)
         value = tape.grads.pop(again, None)

@@ -17,7 +17,7 @@ import msgspec
 from planner.basics.arith import Number, floor_div, is_column, maximum, minimum, where
 from planner.basics.formula import watched
 from planner.inventory import LAYERS, UNITS, Moment, Stage, Weight, local_part, unit_weights
-from planner.inventory.compute import with_liger, with_loss
+from planner.inventory.compute import with_attention, with_liger, with_loss
 from planner.inventory.units import repeats
 from planner.parallelism.pipeline import stage_of
 from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
@@ -189,7 +189,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     @property
     def masks_documents(self) -> bool:
         """Whether attention runs under a mask that keeps packed documents apart."""
-        return self.job.packing == "packed" and self.runtime.parts.packing == "mask"
+        return self.job.packing == "packed" and self.parts.packing == "mask"
 
     @property
     def rank_seq_len(self) -> Number:
@@ -333,14 +333,16 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def parts(self) -> Kernels:
-        """The runtime's kernels, with the loss and Liger's parts that were asked for; experts keep their own. A head of
-        a pipeline's last stage is split as the embedding is that it is tied to."""
+        """The runtime's kernels, with the loss, attention and Liger's parts that were asked for; experts keep their
+        own. A head of a pipeline's last stage is split as the embedding is that it is tied to."""
         parts = self.runtime.parts
         if self.layout.liger:
             experts = self.model.moe is not None
             parts = with_liger(parts, tuple(name for name in self.layout.liger if name != "mlp" or not experts))
         if self.layout.loss is not None:
             parts = with_loss(parts, self.layout.loss)
+        if self.layout.attention is not None:
+            parts = with_attention(parts, self.layout.attention)
         if not (self.pipelined and self.model.tied and parts.head_parallel):
             return parts
         return msgspec.structs.replace(parts, head_parallel=False)

@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from planner.basics.errors import PlannerError, did_you_mean
+from planner.inventory.attention import is_written_out
 from planner.inventory.compute import LIGER_FAMILIES
-from planner.spec import Layout
-from planner.spec.engines import ENGINES, OFFLOADS, EngineFacts, choosing_loss, engines_with, offloading
+from planner.spec import Layout, ModelSpec
+from planner.spec.engines import (
+    ENGINES,
+    OFFLOADS,
+    EngineFacts,
+    choosing_attention,
+    choosing_loss,
+    engines_with,
+    offloading,
+)
 from planner.spec.job import RATES
 from planner.spec.layout import LIGER
 from planner.spec.options import OF_AXIS, OPTIONS
@@ -64,7 +73,9 @@ def _value(case: Case, field: str) -> Any:
 AXES = ("tp", "cp", "pp", "ep")
 """Groups that split the model or its activations; the data-parallel ones every engine has."""
 
-ALWAYS_READ = ("engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_accum", "recompute", "loss", "liger")
+ALWAYS_READ = (
+    "engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_accum", "recompute", "loss", "attention", "liger",
+)  # fmt: skip
 """Fields of a layout that mean something to every engine (which sizes are legal, its rules say)."""
 
 DEFAULTS = msgspec.structs.asdict(Layout(engine="ddp"))
@@ -305,6 +316,13 @@ def _not_ligers(case: Case) -> list[str]:
     return [name for name in case.layout.liger if name not in LIGER]
 
 
+def _beside_softmax(model: ModelSpec) -> str:
+    """What a model's attention has that most fused kernels lack."""
+    if model.attention_soft_cap is not None:
+        return "a soft cap"
+    return "sinks" if model.attention_sinks else "ALiBi's positions"
+
+
 def _has_eager_modules(case: Case) -> bool:
     """Whether the model runs as modules of Transformers that Liger-Kernel knows."""
     return case.runtime.parts.holds_inputs and case.model.family in LIGER_FAMILIES
@@ -337,6 +355,29 @@ COMMON: tuple[Rule, ...] = (
         holds=lambda case: case.layout.loss is None or case.layout.facts.chooses_loss,
         sentence=lambda case: f"{case.layout.engine} computes the loss in its own way",
         fix=lambda case: f"Leave it out, or use engine {one_of(choosing_loss())}",
+    ),
+    Rule(
+        name="attention is the engine's own",
+        field="attention",
+        holds=lambda case: case.layout.attention is None or case.layout.facts.chooses_attention,
+        sentence=lambda case: f"{case.layout.engine} computes attention in its own way",
+        fix=lambda case: f"Leave it out, or use engine {one_of(choosing_attention())}",
+    ),
+    Rule(
+        name="attention with scores in memory",
+        field="attention",
+        holds=lambda case: case.layout.attention in (None, "eager") or not is_written_out(case.model, case.parts),
+        sentence=lambda case: (
+            f"{case.model.name}'s attention has {_beside_softmax(case.model)}, which is planned with scores in memory"
+        ),
+        fix=lambda case: "Use attention=eager, or leave it out",
+    ),
+    Rule(
+        name="FlashAttention in 32 bits",
+        field="attention",
+        holds=lambda case: not (case.layout.attention or "").startswith("flash") or case.job.precision != "fp32",
+        sentence=lambda case: "FlashAttention's kernels take 16-bit queries, keys and values",
+        fix=lambda case: "Use attention=sdpa, or precision=bf16",
     ),
     Rule(
         name="not parts of Liger's",

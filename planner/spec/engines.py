@@ -45,6 +45,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     adapters: bool = False  # trains LoRA's adapters
     offloads: tuple[str, ...] = ()  # fields of a layout by which states wait in host memory
     dora: bool = False  # trains magnitudes beside adapters (peft's use_dora)
+    chooses_attention: bool = False  # computes attention as a layout says (Layout.attention)
     chooses_loss: bool = False  # computes head and loss as a layout says (Layout.loss)
     saves_modules: bool = False  # trains whole copies of modules beside adapters (peft's modules_to_save)
     steps_in_backward: bool = False  # steps a weight as soon as its gradient is made
@@ -82,6 +83,7 @@ _FSDP2 = EngineFacts(
     framework="accelerate",
     zero_stages=(3,),
     beside=("transformers-tp",),
+    chooses_attention=True,
     chooses_loss=True,
     reshard=(True, False),
     sync=(False, True),
@@ -93,6 +95,7 @@ _FSDP2 = EngineFacts(
 _RECORDS = (
     EngineFacts(
         name="single",
+        chooses_attention=True,
         chooses_loss=True,
         runtime="accelerate-single",
         framework="accelerate",
@@ -107,6 +110,7 @@ _RECORDS = (
     ),
     EngineFacts(
         name="ddp",
+        chooses_attention=True,
         chooses_loss=True,
         runtime="accelerate-ddp",
         framework="accelerate",
@@ -129,6 +133,7 @@ _RECORDS = (
     ),
     EngineFacts(
         name="deepspeed",
+        chooses_attention=True,
         chooses_loss=True,
         runtime="deepspeed-zero",
         framework="deepspeed",
@@ -297,6 +302,11 @@ def engines_with(holds: Callable[[EngineFacts], bool]) -> tuple[str, ...]:
 def offloading(field: str) -> tuple[str, ...]:
     """Engines that can keep what a field of the layout names in host memory, but for superseded ones."""
     return engines_with(lambda facts: field in facts.offloads and not facts.superseded)
+
+
+def choosing_attention() -> tuple[str, ...]:
+    """Engines that compute attention as a layout says."""
+    return engines_with(lambda facts: facts.chooses_attention and not facts.superseded)
 
 
 def choosing_loss() -> tuple[str, ...]:

@@ -108,6 +108,17 @@ class AttentionTimes(KernelRates, frozen=True, kw_only=True, forbid_unknown_fiel
     backward_share: Positive | None = None
 
 
+class AttentionCode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many times as long as the attention above another implementation takes, forward and backward, with heads of
+    up to `head_dim` elements; `code` is its name in a layout."""
+
+    code: str
+    head_dim: Annotated[int, msgspec.Meta(gt=0)]
+    forward: Positive
+    backward: Positive
+    source: str
+
+
 class MemoryTimes(FitEvidence, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Kernels that only move bytes, at a share of the memory's rate: `kind` is `plain`, `permute` or
     `cross_entropy`."""
@@ -141,11 +152,13 @@ class CollectiveTimes(FitEvidence, frozen=True, kw_only=True, forbid_unknown_fie
 class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of presets/kernel_times: a chip's facts, what was fitted on it, and the nearest GPUs for the rest.
 
-    `first_tile` is the first of the library's grouped kernels for the chip, by rows and columns of a tile, which runs
-    where none was tuned. Files of others are looked for in the folders `found_in`, when something is not known here.
+    `generation` is the architecture, of which other chips' `attention_codes` hold here too. `first_tile` is the first
+    of the library's grouped kernels for the chip, by rows and columns of a tile, which runs where none was tuned. Files
+    of others are looked for in the folders `found_in`, when something is not known here.
     """
 
     gpu: str
+    generation: str = ""
     multiprocessors: Annotated[int, msgspec.Meta(gt=0)]
     l2_bytes: Positive
     first_tile: tuple[int, int] | None = None
@@ -153,6 +166,7 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     products: tuple[ProductTimes, ...] = ()
     experts: tuple[ExpertTimes, ...] = ()
     attention: tuple[AttentionTimes, ...] = ()
+    attention_codes: tuple[AttentionCode, ...] = ()
     memory: tuple[MemoryTimes, ...] = ()
     collectives: tuple[CollectiveTimes, ...] = ()
     sources: dict[str, str] = {}
@@ -191,6 +205,17 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return found
         known = _first(one for level in self.chain for one in level.attention if one.backward_share is not None)
         return known and msgspec.structs.replace(found, backward_share=known.backward_share)
+
+    def attention_code(self, code: str, head_dim: float) -> AttentionCode | None:
+        """What an implementation of attention takes on chips of this generation; None where that is not known."""
+        known = [
+            one
+            for level in self.chain
+            if level.generation == self.generation
+            for one in level.attention_codes
+            if one.code == code
+        ]
+        return min(known, key=lambda one: (one.head_dim < head_dim, abs(one.head_dim - head_dim)), default=None)
 
     def move(self, kind: str) -> MemoryTimes | None:
         """Kernels of that kind that only move bytes."""

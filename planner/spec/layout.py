@@ -16,6 +16,9 @@ CountedEnds = Literal["none", "embedding", "head", "both"]
 Loss = Literal["whole", "in-place", "chunked", "fused"]
 """How head and loss are computed: on whole logits; with the gradient written over them; a piece of the tokens at a
 time, by this project's trainer (chunked) or by a kernel of another package (fused)."""
+Attention = Literal["eager", "sdpa", "flash2", "flash3", "flash4", "flex"]
+"""Which code computes attention: Transformers' own with scores in memory, torch's scaled_dot_product_attention as it
+chooses for the device, FlashAttention's package of a generation, or torch's flex_attention."""
 LIGER = ("norm", "rotary", "mlp")
 """Parts of Transformers' modules that Liger-Kernel replaces, beside the loss (loss fused)."""
 RECOMPUTE = ("none", "attention", "sac:matmul", "full")
@@ -58,8 +61,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     second copy of gathered weights (ZeRO++'s hpZ; 0 for none).
     `recompute_modules` are parts of layers that run again, or whose result is made again, beside `recompute`.
     `token_dispatcher` is the library that sends tokens to experts: NCCL (alltoall), DeepEP or HybridEP.
-    `loss` is how head and loss are computed; None leaves it to the runtime's kernels. `liger` are parts of
-    Transformers' modules that Liger-Kernel replaces.
+    `loss` is how head and loss are computed, `attention` which code computes attention; None leaves either to the
+    runtime's kernels. `liger` are parts of Transformers' modules that Liger-Kernel replaces.
     Bucket sizes are in elements (DeepSpeed) or bytes (DDP); 0 lets the engine size them to the model.
     The four `zero3_` limits of stage 3's look-ahead default to DeepSpeed's own (runtime/zero/config.py).
     """
@@ -96,6 +99,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tp_comm_overlap: bool = False
     token_dispatcher: TokenDispatcher = "alltoall"
     loss: Loss | None = None
+    attention: Attention | None = None
     liger: tuple[str, ...] = ()
     zero3_prefetch_elements: int = 50_000_000
     zero3_persistence_elements: int = 100_000

@@ -51,12 +51,15 @@ def unfilled_model(plan: Plan) -> Unfilled:
     job, dtype = plan.job, weight_dtype(plan.job)
     seed_all(job.recipe.seed)
     recorder = Recorder()
+    chosen = {"attn_implementation": plan.layout.attention} if plan.layout.attention is not None else {}
     with _WithoutData():
         if job.recipe.checkpoint:
-            model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype, trust_remote_code=False, **chosen)
         else:
             with recorder:
-                model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype, trust_remote_code=False)
+                model = AutoModelForCausalLM.from_config(
+                    model_config(plan), dtype=dtype, trust_remote_code=False, **chosen
+                )
     model.config.use_cache = False
     if plan.model.moe is not None:
         model.config.output_router_logits = False  # a checkpoint may ask for the auxiliary loss

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.ask.fromfile import split, trainer
-from planner.ask.fromfile.sheet import Means, Sheet
+from planner.ask.fromfile.sheet import OFF, Means, Sheet
 from planner.spec.engines import ENGINES
 from planner.spec.options import ALL_LINEAR
 
@@ -103,9 +103,7 @@ def _job(sheet: Sheet) -> None:
 
 def _kernels(sheet: Sheet) -> None:
     """Attention, and the plugins, of which most have keys of their own."""
-    if str(sheet.data.get("attn_implementation") or "").lower() == "eager":
-        sheet.unmodelled("attn_implementation", "attention scores kept in memory", "more")
-    sheet.ignore("attn_implementation", "attention keeps no scores, as is estimated")
+    _attention(sheet)
     names = _plugins(sheet)
     if jobs := [name for name in names if name in JOBS]:
         sheet.decides("plugins", f"{jobs[0]} makes it no plain training", TAKE_OUT)
@@ -120,6 +118,24 @@ def _plugins(sheet: Sheet) -> list[str]:
     """Names of the plugins' classes."""
     listed = sheet.data.get("plugins")
     return [str(name).rpartition(".")[2] for name in (listed if isinstance(listed, list) else [listed]) if name]
+
+
+OLDER_ATTENTION = {
+    "flash_attention": "flash2", "flex_attention": "flex", "sdp_attention": "sdpa", "eager_attention": "eager",
+}  # fmt: skip
+"""Switches of releases before attn_implementation, in the order in which Axolotl asks for them."""
+
+
+def _attention(sheet: Sheet) -> None:
+    """attn_implementation, or an older switch of one implementation (067b021, utils/schemas/config.py)."""
+    value = str(sheet.data.get("attn_implementation") or "").lower()
+    if (chosen := trainer.ATTENTION.get(value)) is not None:
+        trainer.attention(sheet, chosen, "attn_implementation")
+    sheet.ignore("attn_implementation", "the runtime's own attention is estimated")
+    for key, code in OLDER_ATTENTION.items():
+        if sheet.flag(key) and sheet.says("attention") is None:
+            trainer.attention(sheet, code, key)
+        sheet.ignore(key, OFF if chosen is None else "attn_implementation says it")
 
 
 LIGER_KEYS = {"norm": "liger_rms_norm", "rotary": "liger_rope", "mlp": "liger_glu_activation"}

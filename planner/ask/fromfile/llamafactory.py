@@ -138,9 +138,12 @@ def _precision(sheet: Sheet) -> None:
     sheet.means("precision", named or "bf16", "pure_bf16", "bf16", "fp16", "fp8", note=note)
 
 
+FLASH_ATTN = {"disabled": "eager", "false": "eager", "sdpa": "sdpa", "fa2": "flash2", "true": "flash2", "fa3": "flash3"}
+"""Its words (ff6d4d1, extras/constants.py, AttentionFunction)."""
+
+
 def _attention(sheet: Sheet) -> None:
     value = str(sheet.data.get("flash_attn") or "auto").lower()
-    if value in ("auto", "sdpa", "fa2", "fa3", "true"):
-        sheet.ignore("flash_attn", "attention keeps no scores, as is estimated")
-    else:
-        sheet.unmodelled("flash_attn", "attention scores kept in memory", "more")
+    if (chosen := FLASH_ATTN.get(value)) is not None:
+        trainer.attention(sheet, chosen, "flash_attn")
+    sheet.ignore("flash_attn", "the runtime's own attention is estimated")

@@ -69,6 +69,21 @@ def optimizer(sheet: Sheet, key: str) -> None:
         sheet.means("optimizer_implementation", IMPLEMENTATIONS[name], key)
 
 
+ATTENTION = {
+    "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash2", "flash_attention_3": "flash3",
+    "flash_attention_4": "flash4", "flex_attention": "flex",
+}  # fmt: skip
+"""Transformers' names (5.23.0, modeling_utils.py, AttentionInterface)."""
+
+
+def attention(sheet: Sheet, code: str, key: str) -> None:
+    """An implementation of attention; where ranks split the model, the engine's own is estimated."""
+    if any(sheet.says(axis) for axis in ("tp", "cp", "pp")):
+        sheet.ignore(key, "an engine that splits the model computes attention in its own way")
+    else:
+        sheet.means("attention", code, key)
+
+
 def whole_head(sheet: Sheet) -> bool:
     """Whether each rank has the whole head, as far as the file has said until now."""
     return not any(sheet.says(axis) for axis in ("tp", "pp"))
