@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from executor.backends.launched import LAUNCHED
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.inventory import lora_targets
+from planner.inventory.optimizers import BITSANDBYTES_8BIT
 from planner.inventory.units import savable_modules
 from planner.parallelism.case import Case
 from planner.parallelism.rules import DEFAULTS, Rule, accepts, as_option, one_of
@@ -147,7 +148,21 @@ TRAINER: tuple[Rule, ...] = (
         ),
         fix=lambda case: "Use recompute=full",
     ),
-    accepts("optimizer", ("adamw", "sgd"), "the trainer builds torch's AdamW and SGD"),
+    accepts(
+        "optimizer",
+        ("adamw", "sgd", *BITSANDBYTES_8BIT),
+        "the trainer builds torch's AdamW and SGD and bitsandbytes' 8-bit ones",
+    ),
+    Rule(
+        name="8-bit states of whole weights alone",
+        field="optimizer",
+        holds=lambda case: case.job.optimizer.name not in BITSANDBYTES_8BIT or case.layout.facts.whole_copies,
+        sentence=lambda case: (
+            "it is planned, but not launchable yet: checkpoints of 8-bit states are of whole weights, and "
+            f"{case.layout.engine} splits them"
+        ),
+        fix=lambda case: "Use engine ddp, or optimizer adamw or sgd",
+    ),
     accepts("precision", ("fp32", "bf16", "pure-bf16"), "the trainer has no loss scaling and no 8-bit products"),
     Rule(
         name="4-bit experts",

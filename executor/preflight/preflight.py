@@ -23,7 +23,9 @@ from executor.system.facts import cores, versions
 from planner.basics.errors import PlannerError
 from planner.basics.quantities import format_bytes
 from planner.figures.host import loading_bytes
+from planner.inventory.optimizers import BITSANDBYTES_8BIT
 from planner.parallelism.case import Case
+from planner.spec import TrainingJob
 from planner.spec.engines import ENGINES
 from planner.spec.plan import Plan
 
@@ -69,11 +71,14 @@ def check_shape(plan: Plan, nodes: int) -> int:
     return world // nodes
 
 
-def check_software(engine: str, method: str = "full") -> None:
+def check_software(engine: str, job: TrainingJob) -> None:
     """The packages the ranks will import are installed here. Nothing is imported to find out."""
-    adapted = {"lora": ["peft"], "qlora": ["peft", "bitsandbytes"]}
-    needed = dict.fromkeys(("torch", "transformers", ENGINES[engine].framework or "torch"))
-    check_packages([*needed, *adapted.get(method, [])])
+    needed = ["torch", "transformers", ENGINES[engine].framework or "torch"]
+    if job.method != "full":
+        needed.append("peft")
+    if job.method == "qlora" or job.optimizer.name in BITSANDBYTES_8BIT:
+        needed.append("bitsandbytes")
+    check_packages(list(dict.fromkeys(needed)))
 
 
 def check_packages(needed: list[str]) -> None:

@@ -18,8 +18,8 @@ from planner.basics.names import check_path
 from planner.basics.quantities import length, memory_bytes, names, real, share, whole, wholes
 from planner.basics.reading import holds_tokenizer
 from planner.inventory import default_lora, lora_targets, savable_modules
-from planner.inventory.optimizers import STEPPED_BY_TORCH
-from planner.parallelism.rules import PAGED, one_of
+from planner.inventory.optimizers import BLOCKS_TORCHAO, PAGED, STEPPED_BY_TORCH
+from planner.parallelism.rules import one_of
 from planner.spec import Cluster, Lora, ModelSpec, Optimizer, Quantization, Recipe, TrainingJob, presets
 from planner.spec.calibration import calibration
 from planner.spec.job import tuned
@@ -225,10 +225,23 @@ def _optimizer(given: Given) -> Optimizer:
         raise PlannerError("momentum", optimizer.momentum, "is a setting of sgd", "Add --optimizer sgd")
     if optimizer.paged and optimizer.name not in PAGED:
         raise PlannerError("paged_states", optimizer.name, f"are those of {one_of(PAGED)}", "Leave it out")
+    if optimizer.state_block is not None:
+        _check_block(optimizer.name, optimizer.state_block)
     if how is not None and optimizer.name not in STEPPED_BY_TORCH:
         rule = f"is a choice of torch's AdamW and SGD, and {optimizer.name} steps in one way only"
         raise PlannerError("optimizer_implementation", how, rule, "Leave it out, or use --optimizer adamw")
     return optimizer
+
+
+def _check_block(optimizer: str, block: int) -> None:
+    """Refuse blocks of an optimizer that has none, and odd ones, which 4-bit codes cannot fill by whole bytes."""
+    if optimizer not in BLOCKS_TORCHAO:
+        rule = f"is a setting of {one_of(tuple(BLOCKS_TORCHAO))}, and the optimizer is {optimizer}"
+        raise PlannerError("state_block", block, rule, "Leave it out")
+    if block % 2:
+        raise PlannerError(
+            "state_block", block, "must be even: two 4-bit codes fill a byte", f"Use --state-block {block + 1}"
+        )
 
 
 def _quantization(given: Given) -> Quantization | None:

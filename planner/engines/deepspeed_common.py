@@ -205,7 +205,7 @@ SPLIT_MODELS: tuple[Rule, ...] = (
     accepts("precision", ("fp32", "bf16", "fp16", "pure-bf16"), "DeepSpeed casts the whole model to one 16-bit format"),
     accepts(
         "optimizer",
-        ("adamw", "sgd", "lion", "adafactor", "adamw-8bit"),
+        ("adamw", "sgd", "lion", "adafactor", *optimizers.BITSANDBYTES_8BIT),
         "DeepSpeed's Muon wants models that are not split (runtime/bf16_optimizer.py)",
     ),
 )

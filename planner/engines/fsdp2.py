@@ -33,7 +33,7 @@ from planner.engines.common import (
 from planner.engines.ddp import late_elements, waiting_elements
 from planner.inventory import Compute, Moment, Weight
 from planner.inventory.narrow import CODE_BYTES
-from planner.inventory.optimizers import NEWTON_SCHULZ_STEPS
+from planner.inventory.optimizers import BITSANDBYTES_8BIT, NEWTON_SCHULZ_STEPS
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, UNITS, Case, once, once_a_unit
 from planner.parallelism.collectives import ideal_call
@@ -169,7 +169,7 @@ ON_HOST: tuple[Rule, ...] = (
     Rule(
         name="8-bit states on the host",
         field="offload_optimizer",
-        holds=lambda case: not case.layout.offload_optimizer or case.job.optimizer.name != "adamw-8bit",
+        holds=lambda case: not case.layout.offload_optimizer or case.job.optimizer.name not in BITSANDBYTES_8BIT,
         sentence=lambda case: "8-bit states are updated by bitsandbytes' kernels for GPUs",
         fix=lambda case: "Use optimizer adamw, or offload_optimizer=false",
     ),

@@ -21,8 +21,14 @@ from planner.spec import Optimizer, StepImplementation
 FP32 = float(BYTES["fp32"])
 BLOCK_8BIT = 256
 """Elements that share one scale in bitsandbytes' 8-bit states."""
-CODES_8BIT = 256
-"""Numbers that a byte stands for: torchao keeps their table beside each state."""
+CODES_8BIT, CODES_4BIT = 256, 16
+"""Numbers that a code stands for: torchao keeps their table beside each state."""
+BLOCKS_TORCHAO = {"adamw-8bit-torchao": 256, "adamw-4bit-torchao": 128, "adamw-fp8-torchao": 256}
+"""Elements that share one scale in torchao's states, unless it is told another number."""
+BITSANDBYTES_8BIT = ("adamw-8bit", "lion-8bit")
+"""bitsandbytes' optimizers of 8-bit states, which its kernels for GPUs update."""
+PAGED = ("adamw", "adamw-8bit", "lion", "lion-8bit")
+"""Optimizers of which bitsandbytes has one with paged states."""
 MIN_PAGED_ELEMENTS = 100_000
 """Smaller tensors keep their states on the device (bitsandbytes' optim/optimizer.py, get_state_buffer)."""
 MIN_8BIT_ELEMENTS = 4096
@@ -110,17 +116,43 @@ def blockwise_8bit_bytes(elements: Number) -> Number:
     source="torchao 36027d8, optim/adam.py, _new_buffer, and optim/subclass_8bit.py, OptimState8bit: codes of 1 byte, "
     "an fp32 scale for 256 of them, a table of 256 fp32 numbers for each state",
 )
-def torchao_8bit_bytes(elements: Number, element_bytes: Number) -> Number:
+def torchao_8bit_bytes(elements: Number, element_bytes: Number, block: int = BLOCK_8BIT) -> Number:
     """Two moments of 1 byte an element, 4 bytes a block and 1024 of a table; below 4096 elements as the weight.
 
-    So they are where blocks of 256 do not come out even, too.
+    So they are where blocks do not come out even, too.
     """
-    coded = 2 * (elements + FP32 * elements / BLOCK_8BIT + FP32 * CODES_8BIT)
-    return where(_even_blocks(elements), coded, 2 * elements * element_bytes)
+    coded = 2 * (elements + FP32 * elements / block + FP32 * CODES_8BIT)
+    return where(_even_blocks(elements, block), coded, 2 * elements * element_bytes)
 
 
-def _even_blocks(elements: Number) -> Any:
-    return (elements >= MIN_8BIT_ELEMENTS) & (remainder(elements, BLOCK_8BIT) == 0)
+@formula(
+    unit="bytes",
+    source="torchao 36027d8, optim/adam.py, _new_buffer, and optim/subclass_4bit.py, OptimState4bit: two codes a byte, "
+    "an fp32 scale for each block, a table of 16 fp32 numbers for each state",
+)
+def torchao_4bit_bytes(elements: Number, element_bytes: Number, block: int) -> Number:
+    """Two moments of half a byte an element, 4 bytes a block and 64 of a table; as the weight where 8-bit ones are."""
+    coded = 2 * (elements / 2 + FP32 * elements / block + FP32 * CODES_4BIT)
+    return where(_even_blocks(elements, block), coded, 2 * elements * element_bytes)
+
+
+@formula(
+    unit="bytes",
+    source="torchao 36027d8, optim/adam.py, _new_buffer, and optim/subclass_fp8.py, OptimStateFp8: float8_e4m3fn, an "
+    "fp32 scale for each block",
+)
+def torchao_fp8_bytes(elements: Number, element_bytes: Number, block: int) -> Number:
+    """Two moments of 1 byte an element and 4 bytes a block, without a table; as the weight where 8-bit ones are."""
+    coded = 2 * (elements + FP32 * elements / block)
+    return where(_even_blocks(elements, block), coded, 2 * elements * element_bytes)
+
+
+def _even_blocks(elements: Number, block: int) -> Any:
+    return (elements >= MIN_8BIT_ELEMENTS) & (remainder(elements, block) == 0)
+
+
+def _block(settings: Optimizer) -> int:
+    return settings.state_block or BLOCKS_TORCHAO[settings.name]
 
 
 @formula(unit="bytes", source="Adafactor, Shazeer and Stern 2018, section 3; transformers.Adafactor keeps it in fp32")
@@ -139,6 +171,11 @@ def _adafactor_state(tensor: TrainedTensor, element_bytes: float, settings: Opti
         return one_moment_bytes(tensor.elements, FP32)
     stacked = prod(tensor.shape[:-2])
     return factored_bytes(stacked * tensor.shape[-2], stacked * tensor.shape[-1])
+
+
+def _lion_state(tensor: TrainedTensor, element_bytes: float, settings: Optimizer) -> Number:
+    """In the weight's format, but of bitsandbytes, which alone has paged states, in fp32 (optim/optimizer.py)."""
+    return one_moment_bytes(tensor.elements, FP32 if settings.paged else element_bytes)
 
 
 def _muon_state(tensor: TrainedTensor, element_bytes: float, settings: Optimizer) -> Number:
@@ -240,10 +277,40 @@ def _torchao_temporaries(
 ) -> Number:
     """single_param_adam as torch 2.13 compiles it: both new moments, divided by their blocks' scales, stand in fp32
     until each element's code is found; tensor by tensor."""
+    return _largest_coded(units, settings, 2 * FP32)
+
+
+def _torchao_4bit_temporaries(
+    units: UpdateUnits, element_bytes: float, settings: Optimizer, step: StepImplementation
+) -> Number:
+    """As torch 2.13 compiles it for a CPU: of both moments the old codes, a byte each, and blocks' scales, the
+    quotients in fp32, and the new codes in int64 until two are packed in a byte. On a GPU it was not measured."""
+    return _largest_coded(units, settings, 2 * (1 + FP32 / _block(settings) + FP32 + 8))
+
+
+def _torchao_fp8_temporaries(
+    units: UpdateUnits, element_bytes: float, settings: Optimizer, step: StepImplementation
+) -> Number:
+    """As torch 2.13 compiles it for a CPU: both moments' new scales. On a GPU it was not measured."""
+    return _largest_coded(units, settings, 2 * FP32 / _block(settings))
+
+
+def _largest_coded(units: UpdateUnits, settings: Optimizer, each: float) -> Number:
+    """`each` bytes for every element of the largest tensor whose states are codes."""
+    block = _block(settings)
     peak: Number = 0.0
     for tensor in (tensor for tensors, _ in units for tensor in tensors):
-        peak = maximum(peak, where(_even_blocks(tensor.elements), 2 * FP32 * tensor.elements, 0.0))
+        peak = maximum(peak, where(_even_blocks(tensor.elements, block), each * tensor.elements, 0.0))
     return peak
+
+
+def _lion_temporaries(
+    units: UpdateUnits, element_bytes: float, settings: Optimizer, step: StepImplementation
+) -> Number:
+    """The scaled momentum and its sum with the gradient; bitsandbytes', whose states are paged, is one kernel."""
+    if settings.paged:
+        return _no_temporaries(units, element_bytes, settings, step)
+    return _loop(units, element_bytes, 2, lambda _, now: 2 * now)
 
 
 def _muon_temporaries(
@@ -286,6 +353,14 @@ def _sgd_moved(element_bytes: float, settings: Optimizer, step: StepImplementati
     return element_bytes * (SGD_ACCESSES + decay + momentum)
 
 
+def _lion_moved(element_bytes: float, settings: Optimizer, step: StepImplementation) -> float:
+    """Copy 2, scale 2, blend 3, sign 2, update 3, decay of the momentum 2 and its blend 3. bitsandbytes' kernel reads
+    weight, gradient and an fp32 momentum, and writes all but the gradient."""
+    if settings.paged:
+        return 3 * element_bytes + 2 * FP32
+    return element_bytes * (17 + (2 if settings.weight_decay else 0))
+
+
 RULES: dict[str, UpdateRule] = {
     "adamw": UpdateRule(lambda tensor, e, _: two_moment_bytes(tensor.elements, e), _adamw_temporaries, _adamw_moved),
     # Weight, gradient and new weight, both states' codes read and written; scales are a sixty-fourth of that.
@@ -294,9 +369,20 @@ RULES: dict[str, UpdateRule] = {
     ),
     # As above; both new moments are written and read once more in fp32 (_torchao_temporaries).
     "adamw-8bit-torchao": UpdateRule(
-        lambda tensor, e, _: torchao_8bit_bytes(tensor.elements, e),
+        lambda tensor, e, settings: torchao_8bit_bytes(tensor.elements, e, _block(settings)),
         _torchao_temporaries,
         lambda e, settings, step: 3 * e + 4 + 4 * FP32,
+    ),
+    # Codes of half a byte; old ones are unpacked into a byte each, new ones are int64 before they are packed.
+    "adamw-4bit-torchao": UpdateRule(
+        lambda tensor, e, settings: torchao_4bit_bytes(tensor.elements, e, _block(settings)),
+        _torchao_4bit_temporaries,
+        lambda e, settings, step: 3 * e + 2 + 4 * (1 + FP32 + 8),
+    ),
+    "adamw-fp8-torchao": UpdateRule(
+        lambda tensor, e, settings: torchao_fp8_bytes(tensor.elements, e, _block(settings)),
+        _torchao_fp8_temporaries,
+        lambda e, settings, step: 3 * e + 4,
     ),
     "sgd": UpdateRule(_sgd_state, _sgd_temporaries, _sgd_moved),
     # Square 2, epsilon 2, two means 2, outer product 1, times gradient 3, its norm 1, clip 2, rate 2, weight's norm 1,
@@ -306,12 +392,12 @@ RULES: dict[str, UpdateRule] = {
         _adafactor_temporaries,
         lambda e, settings, step: FP32 * (21 + (2 if settings.weight_decay else 0)),
     ),
-    # Copy 2, scale 2, blend 3, sign 2, update 3, decay of the momentum 2 and its blend 3. Temporaries: the scaled
-    # momentum and its sum with the gradient.
-    "lion": UpdateRule(
-        lambda tensor, e, _: one_moment_bytes(tensor.elements, e),
-        lambda units, e, settings, step: _loop(units, e, 2, lambda _, now: 2 * now),
-        lambda e, settings, step: e * (17 + (2 if settings.weight_decay else 0)),
+    "lion": UpdateRule(_lion_state, _lion_temporaries, _lion_moved),
+    # Half of Adam's states, in one kernel: weight, gradient and new weight, the codes read and written.
+    "lion-8bit": UpdateRule(
+        lambda tensor, e, _: blockwise_8bit_bytes(tensor.elements) / 2,
+        _no_temporaries,
+        lambda e, settings, step: 3 * e + 2,
     ),
     # Blend 3, Nesterov 3, cast 2, decay 2, update 3; the products of Newton-Schulz are FLOP, not counted here. What
     # AdamW updates beside it moves 20, but is a few per cent of a large model.

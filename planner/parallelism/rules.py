@@ -212,10 +212,6 @@ POSITIONS = Rule(
 )
 
 
-PAGED = ("adamw", "adamw-8bit")
-"""Optimizers of which bitsandbytes has one with paged states."""
-
-
 def _offered_by(field: str, asks: Callable[[Case], bool], has: Callable[[EngineFacts], bool], what: str) -> Rule:
     """A choice of the job that engines of some kind have, `what` they do."""
     return Rule(

@@ -13,7 +13,10 @@ RATES = {"pure-bf16": "bf16", "fp8-delayed": "fp8", "fp8-blockwise": "fp8", "mxf
 NARROW_RATES = ("fp8", "fp4")
 """Rates of products of narrow copies, made of 16-bit tensors: attention and the head are in 16 bits all the same."""
 Method = Literal["full", "lora", "qlora"]
-OptimizerName = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon", "adamw-8bit-torchao"]
+OptimizerName = Literal[
+    "adamw", "adamw-8bit", "sgd", "adafactor", "lion", "muon", "adamw-8bit-torchao", "adamw-4bit-torchao",
+    "adamw-fp8-torchao", "lion-8bit",
+]  # fmt: skip
 Implementation = Literal["fused", "foreach", "for-loop"]
 StepImplementation = Literal["fused", "foreach", "for-loop", "foreach-2.0"]
 """How torch steps, older releases included: up to 2.0 its lists made two results of every tensor."""
@@ -65,13 +68,15 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     operations over lists of weights (`foreach`), or weight by weight (`for-loop`). None is the runtime's own, and on
     CPU processes the loop. With `in_backward` each weight is stepped as soon as its gradient is made, which is then let
     go. `paged` states are in CUDA's managed memory, which moves between host and device page by page and which torch
-    does not count (bitsandbytes). `momentum` is that of sgd (0: none).
+    does not count (bitsandbytes). `state_block` elements of a torchao state share a scale (None: as many as its class
+    says). `momentum` is that of sgd (0: none).
     """
 
     name: OptimizerName = "adamw"
     implementation: Implementation | None = None
     in_backward: bool = False
     paged: bool = False
+    state_block: int | None = None
     lr: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95

@@ -171,7 +171,7 @@ def course(recipe: Recipe, global_batch_size: int) -> str:
 def stepping(job: TrainingJob) -> str:
     """The optimizer's numbers, those that were not typed included."""
     one = job.optimizer
-    betas = f", betas {one.beta1:g} and {one.beta2:g}" if one.name in ("adamw", "adamw-8bit", "lion") else ""
+    betas = f", betas {one.beta1:g} and {one.beta2:g}" if one.name.startswith(("adamw", "lion")) else ""
     return f"learning rate {one.lr:g}{betas}, weight decay {one.weight_decay:g}"
 
 

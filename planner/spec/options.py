@@ -166,6 +166,8 @@ _FORMATS_AND_OPTIMIZER = _of(
     Option("step_in_backward", "switch", "Step each weight as its gradient is made.", "optimizer", field="in_backward"),
     Option("paged_states", "switch", "Optimizer states in managed memory (bitsandbytes).", "optimizer", field="paged",
            replaced_by=("optimizer",)),
+    Option("state_block", "whole", "torchao: elements that share a scale of its states.", "optimizer", 2, 2**20,
+           default="128 of 4 bits, else 256", replaced_by=("optimizer",)),
     Option("lr", "real", "Peak learning rate.", "optimizer", 0, 1e3, default="by method and checkpoint"),
     Option("beta2", "real", "Decay of Adam's second average.", "optimizer", 0, 1, default="by method and checkpoint"),
     Option("weight_decay", "real", "Weight decay.", "optimizer", 0, 1e3, default="by method and checkpoint"),

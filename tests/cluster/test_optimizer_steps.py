@@ -1,4 +1,4 @@
-"""Real ranks, and traces of GPU ranks, whose optimizer steps fused or in lists: memory as planned for that way.
+"""Real ranks, and traces of GPU ranks, whose optimizer steps fused or in lists, or has 8-bit states: memory as planned.
 
 Few tokens, so that lists decide the peak. Not here: the loop, which every other run of this folder takes.
 """
@@ -20,8 +20,8 @@ from executor.folder.rundir import read_measured, read_run_plan
 from executor.measure.report import MemoryReport
 from executor.measure.trace import compared
 from executor.worker.trace.trace import trace
-from planner.spec import Layout, TrainingJob, presets
-from planner.spec.job import Implementation
+from planner.spec import Layout, Optimizer, TrainingJob, presets
+from planner.spec.job import Implementation, OptimizerName, Precision
 from scripts.pages.combinations import LARGEST_PEAK_ERROR_PERCENT
 from scripts.trace_pairs import planned
 
@@ -75,6 +75,38 @@ def test_ranks_that_step_in_a_chosen_way_hold_what_is_planned(name: str, step: I
     _, report = furthest(stages_of(read_run_plan(tmp_path), tuple(read_measured(tmp_path))))
 
     check(report, step)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("lion-8bit", "fp32"),
+        ("adamw-8bit", "bf16"),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in (
+                ("lion-8bit", "bf16"),
+                ("lion-8bit", "pure-bf16"),
+                ("adamw-8bit", "fp32"),
+                ("adamw-8bit", "pure-bf16"),
+            )
+        ),
+    ],
+)
+def test_ranks_with_8_bit_states_hold_what_is_planned(
+    name: OptimizerName, precision: Precision, tmp_path: Path
+) -> None:
+    """To the byte but for tables of codes: 256 fp32 numbers for each moment of the whole model."""
+    usual = replace(job_of("for-loop"), precision=precision, optimizer=Optimizer(name=name, lr=1e-3))
+    finished = run_warm(make_plan(LAYOUTS["ddp"], usual, nodes=1, per_node=2, model=MODEL), tmp_path)
+    assert set(finished.exit_codes) == {0}, finished.output[-3000:]
+
+    _, report = furthest(stages_of(read_run_plan(tmp_path), tuple(read_measured(tmp_path))))
+
+    assert size_of_error(report.peak) <= LARGEST_PEAK_ERROR_PERCENT, told(report)
+    (states,) = [line for line in report.lines if line.name == "optimizer/optimizer"]
+    assert states.measured is not None and states.predicted is not None
+    assert states.measured - states.predicted == 1024 * (1 if name == "lion-8bit" else 2)
 
 
 @pytest.mark.parametrize(("name", "step"), by_turns(TRACED))

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from executor.worker.checkpoints import shards
 from planner.spec import Layout, Optimizer
-from planner.spec.job import Precision
+from planner.spec.job import OptimizerName, Precision
 
 SAVED, FEW, STEPS = 5, 10, 25
 """Steps until shards are saved, and in all: in CI, where what is lost shows in the first step, and in `make long`."""
@@ -34,6 +34,11 @@ Trained = Callable[[str, int], Run]
 
 def sgd(case: Case) -> Case:
     return dataclasses.replace(case, job=replace(case.job, optimizer=Optimizer(name="sgd", lr=0.05, momentum=0.9)))
+
+
+def eight_bits(case: Case, name: OptimizerName) -> Case:
+    """Some weights of the model have 8-bit states and some, with fewer than 4096 elements, fp32 ones."""
+    return dataclasses.replace(case, job=replace(case.job, optimizer=Optimizer(name=name, lr=1e-3)))
 
 
 def in_precision(precision: Precision, name: str) -> Case:
@@ -55,6 +60,8 @@ ALL = (
     | {
         "pp2-dp2-bf16": in_precision("bf16", "pp2-dp2-zero1"),
         "ddp-sgd": sgd(CASES["ddp-accum1"]),
+        "ddp-adamw-8bit": eight_bits(CASES["ddp-accum1"], "adamw-8bit"),
+        "ddp-lion-8bit": eight_bits(CASES["ddp-accum1"], "lion-8bit"),
         "fsdp2-sgd": sgd(CASES["fsdp2-accum1"]),
         "zero3-sgd": sgd(CASES["zero3-accum1"]),
         "pp2-dp2-sgd": sgd(CASES["pp2-dp2-zero1"]),
@@ -83,8 +90,10 @@ SAME = (
     "zero3-default-limits-accum1",  # whose weights stay whole between steps
     "fsdp2-lora-accum1",
     "pp2-dp2-bf16",  # by another optimizer of DeepSpeed's than in fp32
+    "ddp-lion-8bit",
 )
 LONG_SAME = (
+    "ddp-adamw-8bit",
     "zero1-accum1",
     "zero3 4",
     "single-accum2",

@@ -252,7 +252,8 @@ def refusal(backend: Backend, made: Plan) -> str:
         ),
         ("zero1-pp2", replace(LAYOUTS["zero1-pp2"], zero_stage=0), {}, {}, "zero_stage=0: "),
         ("ddp", LAYOUTS["ddp"], {"global_batch_size": 5}, {}, "not global_batch_size 5"),
-        ("ddp", LAYOUTS["ddp"], {"optimizer": Optimizer(name="lion")}, {}, "Use optimizer adamw or sgd"),
+        ("ddp", LAYOUTS["ddp"], {"optimizer": Optimizer(name="lion")}, {}, "Use optimizer adamw, sgd, adamw-8bit or"),
+        ("zero2", LAYOUTS["zero2"], {"optimizer": Optimizer(name="lion-8bit")}, {}, "Use engine ddp, or optimizer"),
     ],
 )
 def test_what_cannot_be_launched_is_refused_with_a_reason(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import msgspec
 import pytest
 from test_rundir import make_plan
@@ -12,7 +14,7 @@ from executor.preflight import preflight
 from planner.basics.errors import PlannerError
 from planner.inventory import parameters
 from planner.parallelism.case import Case
-from planner.spec import Gpu, Layout
+from planner.spec import Gpu, Layout, Optimizer, TrainingJob
 from planner.spec.plan import PhaseMemory, Plan, Prediction
 
 GIB = 2**30
@@ -116,8 +118,15 @@ def test_this_machine_has_some_memory_free():
 
 @pytest.mark.slow
 def test_software_that_is_installed_passes():
-    preflight.check_software("ddp")
-    preflight.check_software("deepspeed")
+    preflight.check_software("ddp", TrainingJob(optimizer=Optimizer(name="lion-8bit")))
+    preflight.check_software("deepspeed", TrainingJob(method="qlora"))
+
+
+def test_8_bit_optimizers_need_bitsandbytes(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else name)
+    preflight.check_software("ddp", TrainingJob())
+    error = refusal(preflight.check_software, "ddp", TrainingJob(optimizer=Optimizer(name="adamw-8bit")))
+    assert error.exit_code == 3 and "bitsandbytes not installed" in error.sentence
 
 
 def test_a_script_that_is_not_there_is_refused(tmp_path):

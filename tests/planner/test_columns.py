@@ -6,7 +6,7 @@ import inspect
 from collections import Counter
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from planner.parallelism.zero import StateBytes
 from planner.spec import Layout, Link, Optimizer, Tier, TrainingJob, presets
 from planner.spec.calibration import LinkCurve, calibration
 from planner.spec.engines import ENGINES
+from planner.spec.job import OptimizerName
 from scripts.pages.formulas import page
 
 page()  # imports every module of the planner, so that every formula is known
@@ -173,7 +174,7 @@ def layout_for(
 
 JOBS = (
     st.sampled_from(["fp32", "bf16", "fp16", "pure-bf16", "fp8"]),
-    st.sampled_from(["adamw", "adamw-8bit", "adamw-8bit-torchao", "sgd", "adafactor", "lion", "muon"]),
+    st.sampled_from(get_args(OptimizerName)),
     st.sampled_from(["full", "lora", "qlora"]),
 )
 

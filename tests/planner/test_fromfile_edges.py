@@ -5,6 +5,7 @@ Not here: whole files (test_fromfile.py).
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from test_fromfile import read_table
 from planner.ask.fromfile import sheet as sheets
 from planner.ask.fromfile import torchtitan, trainer
 from planner.ask.fromfile.classes import NONE
+from planner.ask.fromfile.merge import merged
 from planner.ask.fromfile.sheet import Sheet
 from planner.basics.errors import PlannerError
 
@@ -178,6 +180,54 @@ def said(read: Any, data: dict[str, Any], *more: Any, **named: Any) -> dict[str,
     sheet = Sheet("x", "p", data)
     read(sheet, *more, **named)
     return sheet.close(NONE).options
+
+
+def test_every_optimizer_of_the_trainer_is_planned_or_bounded_or_refused_by_name() -> None:
+    """Refused in one line with its name and what to do; bounded by AdamW, which keeps more."""
+    from transformers.training_args import OptimizerNames
+
+    kinds: dict[str, set[str]] = {"planned": set(), "bounded": set(), "refused": set()}
+    for name in (one.value for one in OptimizerNames):
+        sheet = Sheet("x", "p", {"optim": name})
+        try:
+            trainer.optimizer(sheet, "optim")
+            found = merged(sheet.close(NONE), {}).given["optimizer"]
+        except PlannerError as error:
+            kinds["refused"].add(name)
+            assert re.search(rf"optim.*\b{name} is not planned for.*--optimizer adamw", error.sentence), error.sentence
+            assert "\n" not in error.sentence
+        else:
+            kinds["bounded" if name in trainer.SMALLER else "planned"].add(name)
+            assert found == trainer.OPTIMIZERS.get(name, "adamw")
+    assert kinds["planned"] >= {
+        "adamw_torch_4bit", "adamw_torch_8bit", "adamw_bnb_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "lion_8bit",
+        "paged_lion_32bit", "paged_lion_8bit",
+    }  # fmt: skip
+    assert {"ademamix", "rmsprop_bnb_8bit", "adamw_torch_xla", "grokadamw"} <= kinds["refused"]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("adamw_torch_4bit", {"optimizer": "adamw-4bit-torchao", "state_block": 256}),
+        ("ao_adamw_4bit", {"optimizer": "adamw-4bit-torchao"}),
+        ("ao_adamw_fp8", {"optimizer": "adamw-fp8-torchao"}),
+        ("lion_8bit", {"optimizer": "lion-8bit"}),
+        ("paged_lion_8bit", {"optimizer": "lion-8bit", "paged_states": True}),
+        ("paged_lion_32bit", {"optimizer": "lion", "paged_states": True}),
+    ],
+)
+def test_an_optimizer_s_maker_bits_and_pages_are_read(name: str, found: dict[str, Any]) -> None:
+    assert said(trainer.optimizer, {"optim": name}, "optim") == found
+
+
+def test_pages_and_blocks_go_with_an_optimizer_that_deepspeed_s_file_replaces() -> None:
+    inner = {"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}
+    for optim in ("adamw_torch_4bit", "paged_lion_8bit"):
+        table = {"model_name_or_path": "llama-2-7b", "stage": "sft", "optim": optim, "deepspeed": inner}
+        found = read_table("LLaMA-Factory", table).options
+        assert found["optimizer"] == "adamw"
+        assert not {"state_block", "paged_states"} & found.keys()
 
 
 def test_a_bucket_s_megabytes_are_of_2_to_the_20() -> None:

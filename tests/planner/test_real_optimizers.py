@@ -5,10 +5,13 @@ Not here: what the planner says of them (test_optimizers.py).
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import pytest
 import torch
 from measured import keep
-from test_optimizers import SMALL
+from test_optimizers import SMALL, SPECS
 
 
 def real_model(dtype: torch.dtype) -> tuple[torch.nn.Module, list[torch.nn.Parameter], list[torch.nn.Parameter]]:
@@ -23,6 +26,74 @@ def real_model(dtype: torch.dtype) -> tuple[torch.nn.Module, list[torch.nn.Param
     model(input_ids=tokens, labels=tokens).loss.backward()
     hidden = [p for name, p in model.named_parameters() if "layers." in name and p.dim() == 2]
     return model, hidden, [p for p in model.parameters() if all(p is not one for one in hidden)]
+
+
+CODED = {
+    "adamw-8bit": ("bitsandbytes.optim", "AdamW8bit"),
+    "lion-8bit": ("bitsandbytes.optim", "Lion8bit"),
+    "adamw-8bit-torchao": ("torchao.optim", "AdamW8bit"),
+    "adamw-4bit-torchao": ("torchao.optim", "AdamW4bit"),
+    "adamw-fp8-torchao": ("torchao.optim", "AdamWFp8"),
+}
+"""Where optimizers are whose states are codes: torchao's are measured where it is installed."""
+
+
+def coded_bytes(state: dict[str, Any]) -> int:
+    """Bytes of a weight's states, scales and torchao's tables included; bitsandbytes' tables are one a model."""
+    found = 0
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor) and value.dim() and not key.startswith("qmap"):
+            parts = [getattr(value, part) for part in getattr(value, "tensor_attrs", ())] or [value]
+            found += sum(part.numel() * part.element_size() for part in parts)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", SPECS)
+@pytest.mark.parametrize("name", CODED)
+def test_states_of_coded_optimizers_are_those_that_are_kept(
+    name: str, family: str, dtype: torch.dtype, pytestconfig: pytest.Config
+):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from planner.spec.huggingface import config_dict
+
+    package, made = CODED[name]
+    pytest.importorskip(package)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config_dict(SPECS[family])), dtype=dtype)
+    one = getattr(importlib.import_module(package), made)(model.parameters())
+    real = 0
+    for place, weight in enumerate(model.parameters()):
+        if package == "torchao.optim":  # its step makes the same, and takes seconds to compile for every shape
+            one.state[weight] |= {
+                "exp_avg": one._new_buffer(weight, True),
+                "exp_avg_sq": one._new_buffer(weight, False),
+            }
+        else:
+            one.init_state(one.param_groups[0], weight, 0, place)
+        real += coded_bytes(one.state[weight])
+
+    keep(pytestconfig, f"states/{name}/{str(dtype).removeprefix('torch.')}/{family}", {"states": real})
+
+
+@pytest.mark.parametrize("name", [name for name in CODED if name.endswith("torchao")])
+def test_peaks_of_torchaos_compiled_steps_are_those_that_are_kept(name: str, pytestconfig: pytest.Config):
+    """By the allocator: what torch compiles shows no single operations."""
+    from torch.profiler import profile
+
+    optim = pytest.importorskip(CODED[name][0])
+    weight = torch.nn.Parameter(torch.randn(512, 1024))
+    weight.grad = torch.randn(512, 1024)
+    one = getattr(optim, CODED[name][1])([weight])
+    one.step()
+    with profile(profile_memory=True) as seen:
+        one.step()
+    held = peak = 0
+    for event in seen.profiler.kineto_results.events():
+        held += event.nbytes() if event.name() == "[memory]" else 0
+        peak = max(peak, held)
+
+    keep(pytestconfig, f"compiled/{name}", {"peak": peak})
 
 
 def real_optimizers(name: str, dtype: torch.dtype) -> list[torch.optim.Optimizer]:

@@ -25,7 +25,7 @@ from executor.worker.world import words
 from planner.basics.errors import PlannerError
 
 SCHEMA = "shard/1"
-NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
 """safetensors' names of the formats that weights and states are trained in."""
 ANOTHER = "Resume from another checkpoint of the run"
 

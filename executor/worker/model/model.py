@@ -23,8 +23,9 @@ from executor.worker.model.seeds import seed_all
 from executor.worker.model.values import Recorder, WeightValues, drawn, stored
 from planner.engines.common import implementation
 from planner.inventory.ends import pieces_of
+from planner.inventory.optimizers import BITSANDBYTES_8BIT
 from planner.parallelism.case import Case
-from planner.spec import ModelSpec, TrainingJob
+from planner.spec import ModelSpec, Optimizer, TrainingJob
 from planner.spec.huggingface import config_dict
 from planner.spec.plan import Plan
 
@@ -130,7 +131,8 @@ def transformers_config(spec: ModelSpec, seq_len: int) -> Any:
 
 
 def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-    """torch's AdamW or SGD over every trainable weight, stepping as the plan is predicted (planner.engines.common).
+    """torch's AdamW or SGD, or bitsandbytes' of 8 bits, over every trainable weight; torch's step as the plan is
+    predicted (planner.engines.common).
 
     Weight decay does not spare norms, so all engines shard one list; only where tensors of several kinds are trained it
     is several.
@@ -138,6 +140,9 @@ def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
     chosen, step = plan.job.optimizer, implementation(Case.of(plan))
     how: dict[str, bool] = {"fused": step == "fused", "foreach": step == "foreach"}
     groups = one_kind_each(parameter for parameter in model.parameters() if parameter.requires_grad)
+    if chosen.name in BITSANDBYTES_8BIT:
+        coded: torch.optim.Optimizer = _of_8_bits(groups, chosen)
+        return coded
     if chosen.name == "sgd":
         return torch.optim.SGD(groups, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay, **how)
     return torch.optim.AdamW(
@@ -148,6 +153,15 @@ def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
         weight_decay=chosen.weight_decay,
         **how,
     )
+
+
+def _of_8_bits(groups: list[dict[str, Any]], chosen: Optimizer) -> Any:
+    import bitsandbytes
+
+    numbers: dict[str, Any] = {"betas": (chosen.beta1, chosen.beta2), "weight_decay": chosen.weight_decay}
+    if chosen.name == "lion-8bit":
+        return bitsandbytes.optim.Lion8bit(groups, lr=chosen.lr, **numbers)
+    return bitsandbytes.optim.AdamW8bit(groups, lr=chosen.lr, eps=chosen.eps, **numbers)
 
 
 def one_kind_each(weights: Iterable[nn.Parameter]) -> list[dict[str, Any]]:

@@ -22,6 +22,9 @@ WEIGHT, STEP = "weight", "step"
 """The kind of a weight's numbers, and the one state of torch's optimizers that is not a tensor of the weight's shape:
 how many updates it had, which is one number for the whole run."""
 
+TABLES = ("qmap1", "qmap2")
+"""What codes of bitsandbytes' 8-bit states stand for: a table of each kind for all weights, which never changes."""
+
 Box = tuple[tuple[int, int], ...]
 Replica = tuple[int, int]
 ALONE: Replica = (0, 1)
@@ -102,10 +105,15 @@ def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def make_states(optimizer: Any) -> None:
-    """Give torch's AdamW or SGD the states that its first step would make, for every weight that has none."""
-    for group in optimizer.param_groups:
-        for weight in group["params"]:
-            make_state(optimizer, group, weight)
+    """Give an optimizer the states that its first step would make, for every weight that has none."""
+    own = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper hands on no methods
+    init = getattr(own, "init_state", None)  # bitsandbytes'
+    for place, group in enumerate(optimizer.param_groups):
+        for index, weight in enumerate(group["params"]):
+            if init is None:
+                make_state(optimizer, group, weight)
+            elif not optimizer.state[weight]:
+                init(group, weight, place, index)
 
 
 def make_state(optimizer: Any, group: Mapping[str, Any], weight: torch.Tensor) -> None:
@@ -126,17 +134,20 @@ def make_state(optimizer: Any, group: Mapping[str, Any], weight: torch.Tensor) -
 
 
 def states(optimizer: Any, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """An optimizer's states of a weight's shape, by their own names; `make_states` first."""
+    """An optimizer's states of a weight, by their own names; `make_states` first. They have its shape, but for the
+    scales of 8-bit ones. What a code stands for (`TABLES`) is not state."""
     for kind, value in optimizer.state[weight].items():
-        if kind != STEP and isinstance(value, torch.Tensor):
+        if kind != STEP and kind not in TABLES and isinstance(value, torch.Tensor):
             yield kind, value
 
 
 def count_updates(optimizer: Any, updates: int) -> None:
-    """Set how many updates an optimizer of torch believes to have made."""
+    """Set how many updates an optimizer believes to have made: torch's in a tensor, bitsandbytes' in a number."""
     for state in optimizer.state.values():
-        if STEP in state:
+        if isinstance(state.get(STEP), torch.Tensor):
             state[STEP].fill_(updates)
+        elif STEP in state:
+            state[STEP] = updates
 
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:

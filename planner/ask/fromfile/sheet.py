@@ -35,6 +35,9 @@ YIELDING = ("optimizer", "optimizer_implementation", "engine", "strategy")
 """Options of which a named file has the last word: Trainer leaves the optimizer to DeepSpeed's file where that has one
 (transformers 5, integrations/deepspeed.py, deepspeed_optim_sched). Group sizes beside it may ask for another engine."""
 
+OF_THE_OPTIMIZER = ("paged_states", "state_block")
+"""Options that an optimizer's name may mean beside it, and that go with it where a named file has another."""
+
 SAME = {"pure-bf16": "bf16"}
 """Values that a framework's one word may mean."""
 
@@ -250,6 +253,9 @@ class Sheet:
 
     def include(self, other: Understood, key: str) -> None:
         """Another file (or section) that this one names: its account, its keys under `key`. Its defaults yield."""
+        if any(line.option == "optimizer" and line.keys for line in other.lines):
+            for option in OF_THE_OPTIMIZER:
+                self.merge(option, "optimizer")
         for line in other.lines:
             if not line.keys and self.says(line.option) is not None:
                 continue

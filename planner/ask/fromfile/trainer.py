@@ -11,30 +11,31 @@ from typing import Any
 from planner.ask.fromfile import deepspeed, files, fsdp
 from planner.ask.fromfile.classes import classes
 from planner.ask.fromfile.sheet import OFF, Sheet
-from planner.parallelism.rules import PAGED
 from planner.spec.engines import ENGINES
 from planner.spec.layout import LIGER
 from planner.spec.options import ALL_LINEAR
 
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "paged_adamw_32bit"), "adamw"),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), "adamw-8bit"),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw-8bit"),
     **dict.fromkeys(("adamw_torch_8bit", "ao_adamw_8bit"), "adamw-8bit-torchao"),
-    "paged_adamw_8bit": "adamw-8bit",
+    **dict.fromkeys(("adamw_torch_4bit", "ao_adamw_4bit"), "adamw-4bit-torchao"),
+    **dict.fromkeys(("adamw_torch_fp8", "ao_adamw_fp8"), "adamw-fp8-torchao"),
     "sgd": "sgd",
     "adafactor": "adafactor",
-    "lion_32bit": "lion",
-    "paged_lion_32bit": "lion",
-    "lion_pytorch": "lion",
+    **dict.fromkeys(("lion_32bit", "paged_lion_32bit", "lion_pytorch"), "lion"),
+    **dict.fromkeys(("lion_8bit", "paged_lion_8bit"), "lion-8bit"),
     "muon": "muon",
 }
 
 SMALLER = (
-    "ao_adamw_4bit", "adamw_torch_4bit", "ao_adamw_fp8", "adamw_torch_fp8", "came_pytorch", "galore_adamw",
-    "galore_adamw_8bit", "galore_adafactor", "apollo_adamw", "adalomo", "lomo", "lion_8bit", "paged_lion_8bit",
+    "came_pytorch", "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw", "adalomo", "lomo",
     "rmsprop", "adagrad", "q_galore_adamw8bit", "schedule_free_adamw", "stable_adamw",
 )  # fmt: skip
 """Optimizers whose states are at most AdamW's of the weights' format."""
+
+TRAINER_BLOCK = 256
+"""Elements that share a scale of a torchao state, whatever torchao's own number is (_get_torchao_optimizer)."""
 
 CHOOSE_OPTIMIZER = ("Add --optimizer adamw, or another that is planned", "optimizer")
 """The way out where a file's optimizer is not, and the option that it is."""
@@ -63,8 +64,10 @@ def optimizer(sheet: Sheet, key: str) -> None:
         sheet.means("optimizer", "adamw", key, note=f"not modelled: {name} keeps less", memory="less")
         return
     sheet.means("optimizer", OPTIMIZERS[name], key)
-    if name.startswith("paged") and OPTIMIZERS[name] in PAGED:
+    if name.startswith("paged"):
         sheet.means("paged_states", True, key)
+    if name == "adamw_torch_4bit":
+        sheet.means("state_block", TRAINER_BLOCK, key)
     if name in IMPLEMENTATIONS:
         sheet.means("optimizer_implementation", IMPLEMENTATIONS[name], key)
 
