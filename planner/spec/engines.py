@@ -46,6 +46,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     offloads: tuple[str, ...] = ()  # fields of a layout by which states wait in host memory
     dora: bool = False  # trains magnitudes beside adapters (peft's use_dora)
     chooses_loss: bool = False  # computes head and loss as a layout says (Layout.loss)
+    compiles: bool = False  # runs Transformers' layers under torch.compile where a layout says so (Layout.compile)
     saves_modules: bool = False  # trains whole copies of modules beside adapters (peft's modules_to_save)
     steps_in_backward: bool = False  # steps a weight as soon as its gradient is made
     bases: tuple[str, ...] = ("nf4",)  # 4-bit formats of a frozen base
@@ -83,6 +84,7 @@ _FSDP2 = EngineFacts(
     zero_stages=(3,),
     beside=("transformers-tp",),
     chooses_loss=True,
+    compiles=True,
     reshard=(True, False),
     sync=(False, True),
     adapters=True,
@@ -94,6 +96,7 @@ _RECORDS = (
     EngineFacts(
         name="single",
         chooses_loss=True,
+        compiles=True,
         runtime="accelerate-single",
         framework="accelerate",
         zero_stages=(0,),
@@ -108,6 +111,7 @@ _RECORDS = (
     EngineFacts(
         name="ddp",
         chooses_loss=True,
+        compiles=True,
         runtime="accelerate-ddp",
         framework="accelerate",
         zero_stages=(0,),
@@ -124,12 +128,14 @@ _RECORDS = (
         framework=None,
         beside=(),
         superseded=True,
+        compiles=False,
         saves_modules=False,
         loops_experts=True,
     ),
     EngineFacts(
         name="deepspeed",
         chooses_loss=True,
+        compiles=True,
         runtime="deepspeed-zero",
         framework="deepspeed",
         loops_experts=True,
