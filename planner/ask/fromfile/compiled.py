@@ -31,10 +31,10 @@ def of_accelerate(sheet: Sheet) -> None:
     """The section `dynamo_config`: off, the whole model, or each layer by itself (accelerate 1.15.0,
     utils/dataclasses.py, TorchDynamoPlugin)."""
     key = f"{SECTION}.dynamo_backend"
-    if str(sheet.data.get(key) or "NO").upper() in ("NO", "FALSE"):
+    if sheet.has(key) and str(sheet.data[key]).upper() in ("NO", "FALSE"):  # YAML 1.1 reads a bare NO as false
         sheet.ignore_section(SECTION, "off")
-        return
-    _read(sheet, "block" if sheet.flag(REGIONS) else "whole", key, (REGIONS, key, f"{SECTION}.dynamo_mode"))
+    elif sheet.has(key):
+        _read(sheet, "block" if sheet.flag(REGIONS) else "whole", key, (REGIONS, key, f"{SECTION}.dynamo_mode"))
 
 
 def _read(sheet: Sheet, compiled: str, key: str, keys: tuple[str, str, str]) -> None:
