@@ -16,8 +16,8 @@ from planner.spec import Layout
 def enable(model: Any, layout: Layout) -> None:
     """Compile each layer in place with Inductor, before anything wraps or shards it.
 
-    In place (nn.Module.compile) hooks that FSDP2 and ZeRO put on a layer later are still called, and a checkpoint stays
-    around the compiled code: Transformers calls it outside of what is compiled (GradientCheckpointingLayer.__call__).
+    In place (nn.Module.compile) hooks that FSDP2 and ZeRO put on a layer later are still called. Transformers'
+    checkpoint is inside what is compiled (5.23.0, modeling_layers.py, forward_with_checkpointing).
     """
     if layout.compile != "block":
         return
