@@ -195,6 +195,13 @@ TRAINER: tuple[Rule, ...] = (
         "Use attention=sdpa",
     ),
     _planned_alone("liger", lambda case: not case.layout.liger, "the trainer runs Transformers' own modules", LEFT_OUT),
+    _planned_alone(
+        "compile",
+        lambda case: case.layout.compile != "whole",
+        "the trainer compiles layer by layer",
+        "Use compile=block",
+        what="whole compile",
+    ),
     not_built("offload_activations", "activations stay on the devices"),
     not_built("zero_secondary_shard", "gathered weights are kept once"),
 )

@@ -403,7 +403,7 @@ def _end_work(case: Case, unit: str) -> Work:
         moved_bytes=loss_bytes(vocab, tokens, element, LOSS_BYTES.get(parts.loss, 28)) / 2,
         kernels=found.kernels,
         operations=found.modules
-        + NORM_OPERATIONS.get(parts.norm, 1)
+        + NORM_OPERATIONS.get("eager-fp32" if parts.compiled == "block" else parts.norm, 1)
         + (
             PIECE_OPERATIONS * ends.pieces_of(parts, case.model)
             if parts.loss in ends.TRAINERS

@@ -336,7 +336,9 @@ def _core(run: ModelPass, inputs: tuple[Tensor, ...]) -> Tensor:
     if not compute.autocast:
         return _attended(run, inputs)
     q, k, v = inputs
-    wide = model.qk_norm or model.positions == "rope"
+    kernels = compute.kernels  # fused ones give back the format that they were given
+    turned = model.positions == "rope" and kernels.rotary != "fused"
+    wide = turned or (model.qk_norm and kernels.norm == "eager-fp32")
     ratio = compute.element_bytes / compute.weight_bytes if wide else 1.0
     narrow = (ops.cast(tape, q, ratio), ops.cast(tape, k, ratio), tape.hold(v))
     attended = _attended(run, narrow)

@@ -83,7 +83,10 @@ def walk_layer(run: ModelPass, x: Tensor, kind: str) -> Tensor:
         tape.variables.append(tape.hold(normal))
     attended = tape.replaced(normal, _attention(run, normal, parts))
     attended = _after(run, attended, parts.get("norm2"))
-    middle = tape.replaced(attended, ops.add(tape, x, attended))
+    middle = ops.add(tape, x, attended)
+    if compute.kernels.compiled and attended.size.per_token < middle.size.per_token:
+        middle.source, middle.discarded = tape.hold(attended), True  # the sum is made again of its 16-bit part
+    tape.drop(attended)
     tape.end_call()
     if "mlp" in compute.modules and "router" not in parts["mlp"]:
         down = fused.recomputed(tape, (middle,), lambda inputs: _second_branch(run, inputs[0], parts))

@@ -50,6 +50,7 @@ KERNELS = {
     "column_input": ("kept", "regathered", "buffered"),
     "packed_input": ("dropped", "kept"),
     "adapters": ("peft", "in-place"),
+    "compiled": ("", "block", "whole"),
 }
 """What a kernels preset may say of each part, as far as the inventory knows it (presets/README.md says what each
 means)."""
@@ -92,6 +93,22 @@ def with_liger(parts: Kernels, names: tuple[str, ...]) -> Kernels:
     return msgspec.structs.replace(parts, **{name: "fused" for name in names if name in LIGER})
 
 
+COMPILED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Families of which a compiled layer was measured to keep what `with_compile` says, to the byte. Of Gemma and phi3 it
+keeps 4 to 30 % less."""
+
+
+def with_compile(parts: Kernels, compiled: str) -> Kernels:
+    """The kernels with each layer, or all of the model and its loss, under torch.compile: what a compiled layer of
+    Transformers' Llama was measured to keep (tests/planner/test_compiled_layers.py)."""
+    if compiled == "none":
+        return parts
+    made = msgspec.structs.replace(parts, norm="fused", rotary="fused", mlp="fused", compiled=compiled)
+    return made if compiled == "block" else msgspec.structs.replace(made, loss="recomputed")
+
+
+ENDS = ("embed", "tail")
+"""Units that are no layers."""
 HF = Kernels()
 """Transformers' modules."""
 
@@ -133,6 +150,10 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         """The part of the residual stream's tokens that this rank sends to experts: its own under sequence parallelism
         where whole experts are spread over ranks, else all of them, as every tensor rank has a part of each expert."""
         return self.residual_share if self.ep > 1 else 1.0
+
+    def compiles(self, weight: Weight) -> bool:
+        """Whether the module of a weight runs under torch.compile: layers, and all of it where the whole model does."""
+        return self.kernels.compiled == "whole" or (self.kernels.compiled == "block" and weight.unit not in ENDS)
 
     def heads(self, count: int) -> int:
         """Attention heads of this rank."""
@@ -334,18 +355,20 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         """A linear module without its adapter. Forward may unpack a 4-bit weight into a buffer that is there
         (`unpacks` False)."""
         copied = self.autocast and self.element_bytes < self.weight_bytes
+        compiled = self.compiles(weight)
         output = ops.linear(
             tape,
             x,
             self.local(self.trained(weight)),
             element_bytes=self.element_bytes,
             copies_weight=copied,
-            caches_copy=copied,
+            caches_copy=copied and not compiled,
+            casts_once=compiled,
             keeps_input=self.linear_keeps_input,
             keeps_packed_input=self.kernels.packed_input == "kept",
             term=term,
             bias=None if bias is None else self.local(bias),
-            narrow=self.narrow(result=result) if weight.unit not in ("embed", "tail") else None,
+            narrow=self.narrow(result=result) if weight.unit not in ENDS else None,
             unpacks=unpacks,
             into_input=into_input,
         )
@@ -357,7 +380,8 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         """RMSNorm; under autocast it stays in the residual's fp32. `rows` counts those of a token inside attention,
         where every rank sees the whole sequence."""
         share = self.residual_share if rows is None else 1.0
-        if self.kernels.norm != "eager-fp32":
+        eager = bool(self.kernels.compiled) and not self.compiles(weight)  # compiled layers end before the last norm
+        if self.kernels.norm != "eager-fp32" and not eager:
             return fused.rms_norm(tape, x, self.trained(weight), share=share, rows=rows or 1)
         return ops.rms_norm_eager(
             tape,
@@ -398,7 +422,7 @@ class ModelPass(NamedTuple):
 def local_part(weight: Weight, kernels: Kernels, tp: Number, ep: Number) -> Weight:
     """A rank's part of a weight; the embedding and the head are whole unless the kernels split the vocabulary."""
     split = kernels.vocab_parallel or (kernels.head_parallel and weight.name.startswith("lm_head"))
-    return weight.part(1 if weight.unit in ("embed", "tail") and not split else tp, ep)
+    return weight.part(1 if weight.unit in ENDS and not split else tp, ep)
 
 
 def check_kernels(name: str, parts: Kernels) -> None:

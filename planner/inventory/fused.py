@@ -18,7 +18,7 @@ def rms_norm(tape: Tape, x: Tensor, weight: Weight, *, share: float = 1.0, rows:
     gradients.
 
     Apex's fused_rms_norm, Transformer Engine, flash-attn's Triton norm and torch's own rms_norm alike. `share` and
-    `rows` as in ops.rms_norm_eager.
+    `rows` as in ops.rms_norm_eager. An input that is made again of something smaller (torch.compile) stays as that.
     """
     output = tape.new(x.size, needs_grad=x.needs_grad or weight.trainable)
     root = tape.new(Size(per_token=4.0 * rows * share))
@@ -28,7 +28,7 @@ def rms_norm(tape: Tape, x: Tensor, weight: Weight, *, share: float = 1.0, rows:
         if weight.trainable:
             tape.weight_grad(weight.elements)
 
-    tape.record(output, (x, root), backward)
+    tape.record(output, (x if x.source is None else x.source, root), backward)
     tape.drop(root)
     return output
 

@@ -18,6 +18,14 @@ def cast(tape: Tape, x: Tensor, ratio: float) -> Tensor:
     return tape.hold(x) if ratio == 1 else tape.derived(x, x.size * ratio)
 
 
+def cast_once(tape: Tape, x: Tensor, ratio: float) -> Tensor:
+    """The same where operations that are alike are one (torch.compile)."""
+    if ratio != 1 and x.cast is not None and x.cast.storage.holders > 0:
+        return tape.hold(x.cast)
+    x.cast = cast(tape, x, ratio)
+    return x.cast
+
+
 def linear(
     tape: Tape,
     x: Tensor,
@@ -26,6 +34,7 @@ def linear(
     element_bytes: float,
     copies_weight: bool = False,
     caches_copy: bool = False,
+    casts_once: bool = False,
     keeps_input: bool = False,
     keeps_packed_input: bool = False,
     term: str = TEMPORARIES,
@@ -41,14 +50,15 @@ def linear(
     A 4-bit weight is unpacked for every product, scales first, and let go (bitsandbytes' MatMul4Bit), by forward into a
     buffer that is there unless it `unpacks`; for an 8-bit product weight, input and gradient are cast each time, from
     16-bit ones that are kept (torchao's float8, dynamic scaling). GPTQ's is unpacked by operations that autograd sees,
-    so the graph keeps the 16-bit weight. An input of another format is cast for every call. A weight may be copied in
+    so the graph keeps the 16-bit weight. An input of another format is cast for every call, or
+    once (`casts_once`). A weight may be copied in
     the product's format (`copies_weight`): the copy lives with the graph, and one of autocast's (`caches_copy`) at
     least until the forward is over. x has `share` of the tokens; its gradient may be written over it (`into_input`).
     `narrow`: narrow.py.
     """
     out_features, in_features = weight.features
     more, copies = bias.elements if bias is not None else 0, tuple[Tensor, ...]()
-    inner = cast(tape, x, element_bytes * in_features * share / x.size.per_token)
+    inner = (cast_once if casts_once else cast)(tape, x, element_bytes * in_features * share / x.size.per_token)
     if weight.form == "gptq":
         tape.release(tape.allocate(Size(fixed=weight.elements * GPTQ_UNPACKING_BYTES)))
         copies = (tape.new(Size(fixed=weight.elements * element_bytes), term=GATHERED),)

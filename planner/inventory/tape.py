@@ -59,16 +59,18 @@ class Tensor:
 
     `source` is this rank's part of a gathered tensor that is gathered again in backward: it is what gets kept.
     Where it is `discarded` it is made again of `source` instead, which something keeps anyway. `narrow` is its copy in
-    the products' own format. `since` counts the moments before it was made.
+    the products' own format, `cast` that of autocast where it is made once.
+    `since` counts the moments before it was made.
     """
 
-    __slots__ = ("discarded", "narrow", "needs_grad", "since", "size", "source", "storage")
+    __slots__ = ("cast", "discarded", "narrow", "needs_grad", "since", "size", "source", "storage")
 
     def __init__(self, storage: Storage, needs_grad: bool, since: int, size: Size | None = None) -> None:
         self.storage, self.needs_grad, self.since = storage, needs_grad, since
         self.size = storage.size if size is None else size
         self.source: Tensor | None = None
         self.narrow: Tensor | None = None
+        self.cast: Tensor | None = None
         self.discarded = False
 
 
@@ -89,7 +91,9 @@ class GraphNode(msgspec.Struct, frozen=True):
 class Tape:
     """Records a forward pass, then plays its backward."""
 
-    def __init__(self) -> None:
+    def __init__(self, together: tuple[str, ...] = ()) -> None:
+        """`together` are units whose gradients are handed on all at once, when the unit's backward is over."""
+        self.together = together
         self.live: dict[str, Size] = dict.fromkeys(TERMS, NOTHING)
         self.moments: list[Moment] = []
         self.nodes: list[GraphNode] = []
@@ -109,6 +113,10 @@ class Tape:
 
     def enter(self, unit: str, layer: int = -1) -> None:
         """The operations that follow belong to this unit."""
+        if self.in_flight:  # gradients of a unit that hands them on together
+            live, made = tuple(self.live.values()), (self.unit_grads, self.in_flight)
+            self.moments.append(Moment(self.phase, self.unit, self.layer, live, *made, begun=True, handed=True))
+            self.in_flight = 0
         self.unit, self.layer, self.unit_grads, self.begun = unit, layer, 0, False
         self._mark(entering=True)
 
@@ -270,13 +278,16 @@ class Tape:
                 self.release(grad)
             self.passed = None
             self.release(*node.saved)
+            waits = self.unit in self.together
             before = self.unit_grads, self.in_flight, False, node.weight, self.begun
-            self.unit_grads += self.in_flight
-            self.in_flight = self.weight = 0
+            if not waits:
+                self.unit_grads += self.in_flight
+                self.in_flight = 0
+            self.weight = 0
             self.begun |= node.weight > 0
             for tensor, value in given:
                 self._deliver(tensor, value)
-            if before[1]:
+            if before[1] and not waits:
                 live = tuple(self.live.values())
                 self.moments.append(Moment(self.phase, self.unit, self.layer, live, *before, handed=True))
 

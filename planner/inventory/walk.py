@@ -82,7 +82,7 @@ def walk(model: ModelSpec, compute: Compute, stage: Stage) -> Walk:
 
 @lru_cache(maxsize=1024)
 def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense: int, layers: int) -> _Sampled:
-    tape = Tape()
+    tape = Tape(together=LAYERS if compute.kernels.compiled else ())
     buffer = residual(model, compute) if compute.receives_into_buffer else NOTHING
     whole = compute.gather_buffer(model) + compute.unpacking_buffer(model)
     tape.live[TEMPORARIES] = buffer + whole

@@ -17,7 +17,7 @@ import msgspec
 from planner.basics.arith import Number, floor_div, is_column, maximum, minimum, where
 from planner.basics.formula import watched
 from planner.inventory import LAYERS, UNITS, Moment, Stage, Weight, local_part, unit_weights
-from planner.inventory.compute import with_attention, with_liger, with_loss
+from planner.inventory.compute import with_attention, with_compile, with_liger, with_loss
 from planner.inventory.units import repeats
 from planner.parallelism.pipeline import stage_of
 from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
@@ -333,9 +333,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def parts(self) -> Kernels:
-        """The runtime's kernels, with the loss, attention and Liger's parts that were asked for; experts keep their
-        own. A head of a pipeline's last stage is split as the embedding is that it is tied to."""
+        """The runtime's kernels, with what is compiled, and the loss, attention and Liger's parts that were asked for;
+        experts keep their own. A head of a pipeline's last stage is split as the embedding is that it is tied to."""
         parts = self.runtime.parts
+        if self.layout.compile is not None:
+            parts = with_compile(parts, self.layout.compile)
         if self.layout.liger:
             experts = self.model.moe is not None
             parts = with_liger(parts, tuple(name for name in self.layout.liger if name != "mlp" or not experts))

@@ -13,7 +13,7 @@ import msgspec
 
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.inventory.attention import is_written_out
-from planner.inventory.compute import LIGER_FAMILIES
+from planner.inventory.compute import COMPILED_FAMILIES, LIGER_FAMILIES
 from planner.spec import Layout, ModelSpec
 from planner.spec.engines import (
     ENGINES,
@@ -75,6 +75,7 @@ AXES = ("tp", "cp", "pp", "ep")
 
 ALWAYS_READ = (
     "engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_accum", "recompute", "loss", "attention", "liger",
+    "compile",
 )  # fmt: skip
 """Fields of a layout that mean something to every engine (which sizes are legal, its rules say)."""
 
@@ -334,6 +335,52 @@ def _in_version(field: str) -> Rule:
     )
 
 
+def _not_compiled(case: Case) -> str:
+    """Why nothing is said of this layout under torch.compile; "" where there is something to say."""
+    layout, job, model = case.layout, case.job, case.model
+    if layout.compile is None:
+        return ""
+    if not (layout.facts.compiles and case.runtime.parts.holds_inputs):
+        return f"runtime {case.runtime.base} has no choice of what is compiled"
+    if layout.compile == "none":
+        return ""
+    if layout.zero_stage == 3 and layout.engine == "deepspeed":
+        return "ZeRO-3's hooks cut a compiled layer at every module, and what it keeps then is not modelled"
+    if model.family not in COMPILED_FAMILIES or model.moe is not None:
+        return f"what a compiled layer keeps is known of {one_of(COMPILED_FAMILIES)}, not of {model.family}"
+    beside = {
+        f"method {job.method}": job.method != "full",
+        f"precision {job.precision}": job.narrows,
+        f"packing {job.packing}": case.masks_documents,
+        "dropout": model.dropout > 0 or model.attention_dropout > 0,
+        f"recompute {layout.recompute}": layout.recompute not in ("none", "full"),
+        "step_in_backward": job.optimizer.in_backward,
+        "offload_activations": layout.offload_activations,
+        "offload_params": layout.offload_params,
+        "liger": bool(layout.liger),
+        f"attention {layout.attention}": layout.attention not in (None, "sdpa"),
+        f"loss {layout.loss}": layout.compile == "whole" and layout.loss is not None,
+    }
+    named = next((name for name, asked in beside.items() if asked), "")
+    return f"what compiled layers keep is not modelled beside {named}" if named else ""
+
+
+def _without_compile(case: Case) -> str:
+    if case.runtime.base in ("torchtitan", "torchtitan-compiled"):
+        return "Leave it out: runtime torchtitan-compiled compiles its layers and loss, and torchtitan nothing"
+    if case.layout.facts.compiles and case.runtime.parts.holds_inputs:
+        return "Use compile=none"
+    return f"Leave it out, or use engine {one_of(engines_with(lambda facts: facts.compiles and not facts.superseded))}"
+
+
+COMPILED = Rule(
+    name="compiled code is not modelled",
+    field="compile",
+    holds=lambda case: not _not_compiled(case),
+    sentence=_not_compiled,
+    fix=_without_compile,
+)
+
 COMMON: tuple[Rule, ...] = (
     *map(_in_version, LACKING),
     Rule(
@@ -391,6 +438,7 @@ COMMON: tuple[Rule, ...] = (
         ),
         fix=lambda case: "Leave it out",
     ),
+    COMPILED,
     Rule(
         name="loss of a split head",
         field="loss",

@@ -19,6 +19,8 @@ time, by this project's trainer (chunked) or by a kernel of another package (fus
 Attention = Literal["eager", "sdpa", "flash2", "flash3", "flash4", "flex"]
 """Which code computes attention: Transformers' own with scores in memory, torch's scaled_dot_product_attention as it
 chooses for the device, FlashAttention's package of a generation, or torch's flex_attention."""
+Compile = Literal["none", "block", "whole"]
+"""What torch.compile makes kernels of: nothing, each decoder layer by itself, or the whole model with its loss."""
 LIGER = ("norm", "rotary", "mlp")
 """Parts of Transformers' modules that Liger-Kernel replaces, beside the loss (loss fused)."""
 RECOMPUTE = ("none", "attention", "sac:matmul", "full")
@@ -62,7 +64,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `recompute_modules` are parts of layers that run again, or whose result is made again, beside `recompute`.
     `token_dispatcher` is the library that sends tokens to experts: NCCL (alltoall), DeepEP or HybridEP.
     `loss` is how head and loss are computed, `attention` which code computes attention; None leaves either to the
-    runtime's kernels. `liger` are parts of Transformers' modules that Liger-Kernel replaces.
+    runtime's kernels. `liger` are parts of Transformers' modules that Liger-Kernel replaces, `compile` is what runs
+    under torch.compile; None leaves that to the runtime too.
     Bucket sizes are in elements (DeepSpeed) or bytes (DDP); 0 lets the engine size them to the model.
     The four `zero3_` limits of stage 3's look-ahead default to DeepSpeed's own (runtime/zero/config.py).
     """
@@ -101,6 +104,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     loss: Loss | None = None
     attention: Attention | None = None
     liger: tuple[str, ...] = ()
+    compile: Compile | None = None
     zero3_prefetch_elements: int = 50_000_000
     zero3_persistence_elements: int = 100_000
     zero3_max_live_elements: int = 1_000_000_000

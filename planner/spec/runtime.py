@@ -37,6 +37,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     scores are written out elsewhere, `converts_once` whether an input that several linear modules read is converted to
     8 bits once for all, `holds_inputs` whether the function that calls the layers has the embedding's result in a
     variable until the last norm.
+    `compiled` says whether each layer by itself (`block`) or the whole model (`whole`) is code of torch.compile, which
+    casts an input once for all that read it, and hands on a layer's gradients together.
     `adapters` says whether peft's modules compute LoRA beside the frozen ones (`peft`), or one function with them that
     keeps its input alone and writes into results and gradients that are there (`in-place`: Unsloth).
     """
@@ -51,6 +53,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mlp: str = "eager"
     loss: str = "eager-fp32"
     experts: str = "own"
+    compiled: str = ""
     packing: str = "mask"
     column_input: str = "kept"
     vocab_parallel: bool = False

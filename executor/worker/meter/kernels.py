@@ -16,6 +16,14 @@ from executor.worker.model import quantized
 class KernelMode(TorchDispatchMode):
     """A dispatch mode that sees inside of such kernels."""
 
+    supports_higher_order_operators = True
+    """As compiled code calls attention where its random state is kept for a checkpoint."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What is compiled stays compiled under this mode, which sees what the compiled code calls."""
+        return True
+
     def run(self, func: Any, args: Any, kwargs: Any, device_type: str = "") -> Any:
         """The operation's result."""
         inside = python_kernel(func, device_type)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 from executor.worker.meter import transport
+from executor.worker.meter.allocations import Allocations
 from executor.worker.meter.kernels import KernelMode
 from executor.worker.meter.modules import Modules
 from executor.worker.meter.storages import LAYER, STATES, StorageChange, TrackedStorage, by_term, fullest_moment
@@ -53,6 +54,7 @@ class LiveTensors(KernelMode):
         self._parameters: dict[int, weakref.ref[nn.Parameter]] = {}
         self._scope = Modules()
         self._units = FsdpUnits(self._note_gathered)
+        self._allocations = Allocations()
         self._state_tensors: StateTensors | None = None
         self._resize: Any = None
         self.phase = ""
@@ -84,12 +86,14 @@ class LiveTensors(KernelMode):
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
         self._scope.install()
         self._units.install()
+        self._allocations.install()
         super().__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
         self._units.remove()
+        self._allocations.remove()
         self._scope.remove()
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         for storage in self._followed():

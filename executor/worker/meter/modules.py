@@ -58,11 +58,15 @@ class Modules:
         return self._nodes.get(node._sequence_nr(), "") if node is not None else ""
 
     def _enter(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():  # hooks would become part of the graph
+            return
         if not self._stack and id(module) not in self._names:
             for name, child in module.named_modules():
                 self._names[id(child)] = name.removeprefix("module.")
         self._stack.append(self._names.get(id(module), type(module).__name__))
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self._stack:
             self._stack.pop()

@@ -16,7 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from executor.worker.model import loading, losses, recompute
+from executor.worker.model import compiled, loading, losses, recompute
 from executor.worker.model.adapters import add_adapters, is_adapter, is_magnitude, ordinary_name, with_copies
 from executor.worker.model.quantized import pack_layers
 from executor.worker.model.seeds import seed_all
@@ -79,6 +79,7 @@ def unfilled_model(plan: Plan) -> Unfilled:
     if job.adapters is not None and (job.adapters.modules_to_save or job.adapters.dora):
         values = with_copies(values, model)
     recompute.enable(model, plan)
+    compiled.enable(model, plan.layout)
     losses.install(model, plan.layout.loss, pieces_of(Case.of(plan).parts, plan.model))
     return Unfilled(model.train(), values)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.ask.fromfile import deepspeed, files, fsdp, split
+from planner.ask.fromfile import compiled, deepspeed, files, fsdp, split
 from planner.ask.fromfile.classes import classes
 from planner.ask.fromfile.sheet import Means, Sheet, Understood
 from planner.basics.errors import PlannerError
@@ -53,6 +53,7 @@ def read(sheet: Sheet) -> None:
         sheet.means("engine", ("ddp",), "distributed_type")
     _precision(sheet, "deepspeed_config.deepspeed_config_file" if kind == "DEEPSPEED" else "")
     _groups(sheet, kind)
+    compiled.of_accelerate(sheet)
     sheet.ignore("distributed_type", f"{kind}, as its section says")
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from planner.ask.fromfile import split, trainer
+from planner.ask.fromfile import compiled, split, trainer
 from planner.ask.fromfile.sheet import OFF, Means, Sheet
 from planner.spec.engines import ENGINES
 from planner.spec.options import ALL_LINEAR
@@ -69,6 +69,7 @@ def read(sheet: Sheet) -> None:
     if sheet.says("recompute") is None:
         _recompute(sheet)
     trainer.magnitudes(sheet, "peft_use_dora")
+    compiled.of_trainer(sheet)
 
 
 def _refuse_contradictions(sheet: Sheet) -> None:

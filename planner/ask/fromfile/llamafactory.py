@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner.ask.fromfile import trainer
+from planner.ask.fromfile import compiled, trainer
 from planner.ask.fromfile.sheet import HARMLESS as NO_CHANGE
 from planner.ask.fromfile.sheet import Means, Sheet
 
@@ -58,6 +58,7 @@ def read(sheet: Sheet) -> None:
     for key in ("enable_liger_kernel", "use_liger_kernel"):
         trainer.liger(sheet, key)
     trainer.magnitudes(sheet, "use_dora")
+    compiled.of_trainer(sheet)
 
 
 def _refuse_idle(sheet: Sheet) -> None:
