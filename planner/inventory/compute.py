@@ -43,7 +43,7 @@ KERNELS = {
         "trainer-chunked",
         "trainer-in-place",
     ),
-    "experts": ("own", "looped", "megatron"),
+    "experts": ("own", "looped", "sliced", "megatron"),
     "packing": ("mask", "varlen"),
     "column_input": ("kept", "regathered", "buffered"),
     "packed_input": ("dropped", "kept"),
@@ -64,6 +64,16 @@ def with_loss(parts: Kernels, loss: str) -> Kernels:
     if loss == "whole" and parts.loss in WHOLE_LOSSES:
         return parts
     return msgspec.structs.replace(parts, loss=LOSSES.get(loss, "eager-fp32"))
+
+
+LOOPED_FAMILIES = ("mixtral", "qwen3_moe")
+"""Families whose loop over slices was compared with real runs: their experts have no biases and one number format."""
+
+
+def with_experts(parts: Kernels, experts: str) -> Kernels:
+    """The kernels with experts run as a layout asks: Transformers 5 loops over slices of its stacked weights
+    (experts_implementation eager), 4 over modules; only 5 has grouped products."""
+    return msgspec.structs.replace(parts, experts="sliced") if (experts, parts.experts) == ("loop", "own") else parts
 
 
 LIGER_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3")

@@ -17,7 +17,7 @@ import msgspec
 from planner.basics.arith import Number, floor_div, is_column, maximum, minimum, where
 from planner.basics.formula import watched
 from planner.inventory import LAYERS, UNITS, Moment, Stage, Weight, local_part, unit_weights
-from planner.inventory.compute import with_liger, with_loss
+from planner.inventory.compute import with_experts, with_liger, with_loss
 from planner.inventory.units import repeats
 from planner.parallelism.pipeline import stage_of
 from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
@@ -177,9 +177,9 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def loops_experts(self) -> bool:
-        """Whether experts run as a loop of small products, of which no time is predicted."""
-        looped = self.layout.facts.loops_experts or self.runtime.parts.experts == "looped"
-        return self.model.moe is not None and looped
+        """Whether experts run one after the other, each with small products of its own."""
+        by_engine = self.layout.facts.loops_experts and self.layout.experts is None
+        return self.model.moe is not None and (by_engine or self.parts.experts in ("looped", "sliced"))
 
     @property
     def tokens(self) -> Number:
@@ -333,7 +333,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def parts(self) -> Kernels:
-        """The runtime's kernels, with the loss and Liger's parts that were asked for; experts keep their own. A head of
+        """The runtime's kernels, with the loss, experts and Liger's parts that were asked for; Liger leaves experts alone. A head of
         a pipeline's last stage is split as the embedding is that it is tied to."""
         parts = self.runtime.parts
         if self.layout.liger:
@@ -341,6 +341,8 @@ class Case(msgspec.Struct, frozen=True, dict=True):
             parts = with_liger(parts, tuple(name for name in self.layout.liger if name != "mlp" or not experts))
         if self.layout.loss is not None:
             parts = with_loss(parts, self.layout.loss)
+        if self.layout.experts is not None:
+            parts = with_experts(parts, self.layout.experts)
         if not (self.pipelined and self.model.tied and parts.head_parallel):
             return parts
         return msgspec.structs.replace(parts, head_parallel=False)

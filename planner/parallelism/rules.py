@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from planner.basics.errors import PlannerError, did_you_mean
-from planner.inventory.compute import LIGER_FAMILIES
+from planner.inventory.compute import LIGER_FAMILIES, LOOPED_FAMILIES
 from planner.spec import Layout
 from planner.spec.engines import ENGINES, OFFLOADS, EngineFacts, choosing_loss, engines_with, offloading
 from planner.spec.job import RATES
@@ -64,7 +64,7 @@ def _value(case: Case, field: str) -> Any:
 AXES = ("tp", "cp", "pp", "ep")
 """Groups that split the model or its activations; the data-parallel ones every engine has."""
 
-ALWAYS_READ = ("engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_accum", "recompute", "loss", "liger")
+ALWAYS_READ = ("engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_accum", "recompute", "loss", "liger", "experts")
 """Fields of a layout that mean something to every engine (which sizes are legal, its rules say)."""
 
 DEFAULTS = msgspec.structs.asdict(Layout(engine="ddp"))
@@ -310,6 +310,11 @@ def _has_eager_modules(case: Case) -> bool:
     return case.runtime.parts.holds_inputs and case.model.family in LIGER_FAMILIES
 
 
+def _in_slices(case: Case) -> bool:
+    """Whether Transformers 5 runs experts one after the other, each with slices of the stacked weights."""
+    return case.layout.experts == "loop" and case.parts.experts == "sliced"
+
+
 def _in_version(field: str) -> Rule:
     return Rule(
         name=f"{field} not in this version",
@@ -351,6 +356,37 @@ COMMON: tuple[Rule, ...] = (
         holds=lambda case: not case.layout.liger or _has_eager_modules(case),
         sentence=lambda case: (
             f"Liger-Kernel replaces modules of Transformers, and not {case.layout.engine}'s of {case.model.family}"
+        ),
+        fix=lambda case: "Leave it out",
+    ),
+    Rule(
+        name="experts of a dense model",
+        field="experts",
+        holds=lambda case: case.layout.experts is None or case.model.moe is not None,
+        sentence=lambda case: f"{case.model.name} is dense: it has no experts to run",
+        fix=lambda case: "Leave it out",
+    ),
+    Rule(
+        name="experts of the engine's own code",
+        field="experts",
+        holds=lambda case: case.layout.experts is None or case.runtime.parts.holds_inputs,
+        sentence=lambda case: f"{case.runtime.name} runs experts by code of its own, and not by Transformers'",
+        fix=lambda case: "Leave it out, or use runtime accelerate-fsdp2",
+    ),
+    Rule(
+        name="loop over split experts",
+        field="experts",
+        holds=lambda case: (case.layout.experts != "loop") | ((case.layout.tp == 1) & (case.layout.ep == 1)),
+        sentence=lambda case: "a loop is predicted where each rank has whole experts, and all of them",
+        fix=lambda case: "Leave it out, or use tp=1 ep=1",
+    ),
+    Rule(
+        name="loop of another family",
+        field="experts",
+        holds=lambda case: not _in_slices(case) or case.model.family in LOOPED_FAMILIES,
+        sentence=lambda case: (
+            f"Transformers 5's loop is predicted for {one_of(LOOPED_FAMILIES)}, and {case.model.name} is a "
+            f"{case.model.family}"
         ),
         fix=lambda case: "Leave it out",
     ),

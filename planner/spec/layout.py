@@ -16,6 +16,8 @@ CountedEnds = Literal["none", "embedding", "head", "both"]
 Loss = Literal["whole", "in-place", "chunked", "fused"]
 """How head and loss are computed: on whole logits; with the gradient written over them; a piece of the tokens at a
 time, by this project's trainer (chunked) or by a kernel of another package (fused)."""
+Experts = Literal["loop", "grouped"]
+"""How a mixture's experts are run by Transformers: one after the other in Python, or as one grouped product."""
 LIGER = ("norm", "rotary", "mlp")
 """Parts of Transformers' modules that Liger-Kernel replaces, beside the loss (loss fused)."""
 RECOMPUTE = ("none", "attention", "sac:matmul", "full")
@@ -59,7 +61,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `recompute_modules` are parts of layers that run again, or whose result is made again, beside `recompute`.
     `token_dispatcher` is the library that sends tokens to experts: NCCL (alltoall), DeepEP or HybridEP.
     `loss` is how head and loss are computed; None leaves it to the runtime's kernels. `liger` are parts of
-    Transformers' modules that Liger-Kernel replaces.
+    Transformers' modules that Liger-Kernel replaces. `experts` is how a mixture's are run; None leaves it to the
+    runtime's kernels.
     Bucket sizes are in elements (DeepSpeed) or bytes (DDP); 0 lets the engine size them to the model.
     The four `zero3_` limits of stage 3's look-ahead default to DeepSpeed's own (runtime/zero/config.py).
     """
@@ -97,6 +100,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     token_dispatcher: TokenDispatcher = "alltoall"
     loss: Loss | None = None
     liger: tuple[str, ...] = ()
+    experts: Experts | None = None
     zero3_prefetch_elements: int = 50_000_000
     zero3_persistence_elements: int = 100_000
     zero3_max_live_elements: int = 1_000_000_000
