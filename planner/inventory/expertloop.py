@@ -73,7 +73,8 @@ def _taken(tape: Tape, x: Tensor, size: Size, found: Tensor) -> Tensor:
 
 
 def _added(tape: Tape, total: Tensor, rows: Tensor, found: Tensor) -> Tensor:
-    """`total.index_add_(0, found, rows)`, in place; takes over the variable of the total."""
+    """`total.index_add_(0, found, rows)`, in place; takes over the variable of the total. The rows are kept for their
+    shape (torch, derivatives.yaml, index_add)."""
     output = tape.view(total)
     output.needs_grad = total.needs_grad or rows.needs_grad
 
@@ -81,7 +82,7 @@ def _added(tape: Tape, total: Tensor, rows: Tensor, found: Tensor) -> Tensor:
         tape.grad_of(total, alias=grad)
         tape.grad_of(rows)
 
-    tape.record(output, (found,), backward)
+    tape.record(output, (found, rows), backward)
     tape.drop(total)
     return output
 
@@ -115,9 +116,7 @@ def _sliced(
         tape.drop(part)
     inner = ops.cast(tape, x, element * in_features * rows / x.size.per_token)
     tape.weight = ops.fetched_elements(weight, element)
-    output = tape.new(
-        Size(per_token=out_features * element * rows), needs_grad=inner.needs_grad or weight.trainable
-    )
+    output = tape.new(Size(per_token=out_features * element * rows), needs_grad=inner.needs_grad or weight.trainable)
 
     def backward(grad: Storage) -> None:
         tape.grad_of(operand)

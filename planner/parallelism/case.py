@@ -333,8 +333,8 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def parts(self) -> Kernels:
-        """The runtime's kernels, with the loss, experts and Liger's parts that were asked for; Liger leaves experts alone. A head of
-        a pipeline's last stage is split as the embedding is that it is tied to."""
+        """The runtime's kernels, with the loss, experts and Liger's parts that were asked for; Liger leaves experts
+        alone. A head of a pipeline's last stage is split as the embedding is that it is tied to."""
         parts = self.runtime.parts
         if self.layout.liger:
             experts = self.model.moe is not None

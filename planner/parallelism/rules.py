@@ -64,7 +64,17 @@ def _value(case: Case, field: str) -> Any:
 AXES = ("tp", "cp", "pp", "ep")
 """Groups that split the model or its activations; the data-parallel ones every engine has."""
 
-ALWAYS_READ = ("engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_accum", "recompute", "loss", "liger", "experts")
+ALWAYS_READ = (
+    "engine",
+    "dp_replicate",
+    "dp_shard",
+    "micro_batch_size",
+    "grad_accum",
+    "recompute",
+    "loss",
+    "liger",
+    "experts",
+)
 """Fields of a layout that mean something to every engine (which sizes are legal, its rules say)."""
 
 DEFAULTS = msgspec.structs.asdict(Layout(engine="ddp"))
@@ -385,7 +395,7 @@ COMMON: tuple[Rule, ...] = (
         field="experts",
         holds=lambda case: not _in_slices(case) or case.model.family in LOOPED_FAMILIES,
         sentence=lambda case: (
-            f"Transformers 5's loop is predicted for {one_of(LOOPED_FAMILIES)}, and {case.model.name} is a "
+            f"Transformers 5's loop is predicted for {' and '.join(LOOPED_FAMILIES)}, and {case.model.name} is a "
             f"{case.model.family}"
         ),
         fix=lambda case: "Leave it out",

@@ -67,9 +67,7 @@ class Drawn(NamedTuple):
 
 EVERY = {
     one.name: one
-    for one in map(
-        Drawn._make, product(("single", "ddp", "fsdp2"), MODELS, METHODS, PRECISIONS, ("none", "full"))
-    )
+    for one in map(Drawn._make, product(("single", "ddp", "fsdp2"), MODELS, METHODS, PRECISIONS, ("none", "full")))
 }
 
 

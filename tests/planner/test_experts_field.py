@@ -153,7 +153,9 @@ def test_zero_3_with_a_loop_of_experts_is_ranked_behind_megatron() -> None:
     """Published for these GPUs (ms-swift, BestPractices/Qwen3, 0f31a5a9): 9.6 s a step by Megatron-LM, 91.2 by ZeRO-3
     of Transformers 4; the second is predicted five times too fast, and says that it is a least time."""
     sizes = {name: A800[name] for name in ("model", "gpu", "gpus", "seq_len", "method")} | {"global_batch_size": "16"}
-    (megatron, *_) = recommend(question(sizes | {"runtime": "megatron-core"}), 5, Constraints(any_runtime=True)).estimates
+    (megatron, *_) = recommend(
+        question(sizes | {"runtime": "megatron-core"}), 5, Constraints(any_runtime=True)
+    ).estimates
 
     looped = asked(**ZERO3)
 

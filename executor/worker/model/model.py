@@ -28,7 +28,6 @@ from planner.spec import ModelSpec, TrainingJob
 from planner.spec.huggingface import config_dict
 from planner.spec.plan import Plan
 
-
 IMPLEMENTATIONS = {"loop": "eager", "grouped": "grouped_mm"}
 """Transformers 5's names of what a plan says of experts (integrations/moe.py); without either it takes grouped_mm where
 torch has it."""
