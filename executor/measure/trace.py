@@ -162,6 +162,10 @@ def refusal(plan: Plan) -> str | None:
             return f"{field}: a trace has one memory, so it cannot separate host and device"
     if layout.compile == "block":
         return "compile=block: what Inductor makes runs on no fake tensor"
+    if layout.experts == "loop":
+        return (
+            "experts=loop: which rows an expert gets is a value, and fake tensors have none; experts=grouped is traced"
+        )
     if job.base_quantization is not None:
         return "method=qlora: bitsandbytes' 4-bit weights are a tensor class of their own, which no fake tensor can be"
     case = Case.of(plan)

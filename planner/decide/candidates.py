@@ -76,8 +76,7 @@ def seconds_per_sequence(
     """
     time, batch = step_time(case, question.calibration, traffic), case.layout.global_batch_size
     if time.step_s is None:
-        step_s = math.inf if case.loops_experts else time.comm_s
-        return step_s / batch, step_s / batch
+        return time.comm_s / batch, time.comm_s / batch
     return time.step_s / batch, without_overlap(time) / batch
 
 

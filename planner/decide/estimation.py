@@ -119,6 +119,7 @@ def _bases(asked: Layout, engine: str) -> Iterator[Layout]:
             recompute=recompute,
             sequence_parallel=asked.sequence_parallel and facts.sequence_parallel,
             loss="chunked" if asked.loss == "fused" and facts.chooses_loss else asked.loss,
+            experts=asked.experts,
             **held,
         )
 
@@ -185,15 +186,20 @@ def estimate(
     fits, reasons = _fit(question, case, memory, held)
     if time.step_s is None:
         missing = f"{case.cluster.gpu.name} has no known {case.job.precision} rate{_other_format(case)}"
-        if case.loops_experts:
-            looped = f"{case.layout.engine} runs {case.model.name}'s experts one after the other"
-            missing = f"{looped}, and what the host takes for that is not known"
-        elif peak_flops(case) is not None:
+        if peak_flops(case) is not None:
             missing = f"the link to the host or its memory's rate is unknown for {case.cluster.name}"
         reasons = (*reasons, f"{missing}: no time is predicted")
     elif unmeasured_attention(case):
         code, gpu = case.layout.attention or case.parts.attention, case.cluster.gpu.name
         reasons = (*reasons, f"attention {code} has no measured time on {gpu}: timed as torch's own")
+    if time.step_s is not None and case.loops_experts:
+        operation_s = coefficients(case, question.calibration).compute.operation_s
+        reasons = (
+            *reasons,
+            f"{case.runtime.name} runs {case.model.name}'s experts one after the other, started at "
+            f"{operation_s * 1e6:.0f} us an operation; each waits for the device too, which is not counted, so a step "
+            "takes at least this",
+        )
     return Estimate(
         strategy=strategy,
         sharding=sharding,

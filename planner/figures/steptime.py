@@ -200,7 +200,7 @@ def step_parts(
     calls = step_traffic(case.at(next(case.stages()))) if calls is None else calls
     seconds = [collective_seconds(call, case.cluster.levels, known) for call, _ in calls]
     device = device_of(case, work, known)
-    if device is None or case.loops_experts:
+    if device is None:
         return _unknown(case, work, seconds), None
     loads, waiting = loads_by_unit(case, work, device), waited_of(case, known, device)
     compute = {unit: passes_of(one, device) for unit, one in loads.items()}

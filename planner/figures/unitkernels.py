@@ -15,6 +15,7 @@ from planner.engines.common import packed
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import Attention, Grouped, KernelCall
 from planner.inventory import Weight
+from planner.inventory.mlp import modules_of
 from planner.inventory.narrow import gptq_element_bytes, nf4_element_bytes
 from planner.inventory.packaged import is_part
 from planner.parallelism import context
@@ -83,10 +84,12 @@ def product_kernels(
 
 def products_started(case: Case, weight: Weight) -> Number:
     """Operations that a forward starts for one weight: a product, and in 8 or 4 bits the conversion of its rows; none
-    of its own where it is part of another's; where an engine starts each expert's alone, so many of both."""
+    of its own where it is part of another's; where each expert's start alone, so many of both."""
     if is_part(case.parts, weight):
         return 0
     each = 2 if case.job.narrows else 1
+    if weight.expert and case.loops_experts:
+        return weight.shape[0] * modules_of(weight, case.parts) * each
     return weight.shape[0] * each if weight.expert and case.layout.facts.starts_each_expert else each
 
 

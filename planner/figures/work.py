@@ -15,6 +15,7 @@ from planner.basics.formula import formula, watched
 from planner.basics.quantities import BYTES
 from planner.engines import engine_of
 from planner.figures.accumulation import added_up_bytes
+from planner.figures.expertloop import loop_bytes, loop_operations, loop_products
 from planner.figures.kernels.step import KernelCall
 from planner.figures.unitkernels import (
     SCORES,
@@ -213,7 +214,7 @@ def work_categories(case: Case) -> tuple[Hashable, ...]:
     layout = case.layout
     own = layout.engine, layout.zero_stage, layout.sequence_parallel, layout.token_dispatcher
     again = layout.recompute, layout.recompute_modules
-    return case.walked_model, case.job, case.parts, case.twice, *own, *again
+    return case.walked_model, case.job, case.parts, case.loops_experts, case.twice, *own, *again
 
 
 def _unit_work(whole: Case) -> dict[str, Work]:
@@ -248,7 +249,10 @@ def _products(case: Case, unit: str) -> _Products:
         if not is_column(each) and each == 0:
             continue
         rows = tokens * each / (weight.elements / weight.shape[0]) if weight.expert else tokens
-        ways, back = product_kernels(weight, rows, number_format, pieces, *converted)
+        if weight.expert and case.loops_experts:
+            ways, back = loop_products(case, weight, rows, number_format)
+        else:
+            ways, back = product_kernels(weight, rows, number_format, pieces, *converted)
         kernels += ways
         gradients += back
         modules = modules + products_started(case, weight)
@@ -279,13 +283,15 @@ def _layer_work(case: Case, unit: str) -> Work:
     moe = model.moe if any(weight.expert for weight in case.units()[unit]) else None
     routed, returned = routed_bytes(case, moe, element) if moe else (0.0, 0.0)
     elementwise = _elementwise_bytes(case, unit, split)
+    looped = loop_operations(case) if moe else 0
+    indexed, sliced = loop_bytes(case, unit, model.hidden * element)
     forward = Load(
         product_flops=matmul_flops(found.trained + found.frozen, tokens),
         operands=found.trained_operands + found.frozen_operands,
         attention_flops=attention,
         masked_flops=square - attention,
         moved_bytes=elementwise + routed,
-        operations=found.modules + _layer_operations(case) + (bias_operations(case, moe) if moe else 0),
+        operations=found.modules + _layer_operations(case) + (bias_operations(case, moe) if moe else 0) + looped,
         kernels=found.kernels + attended.forward,
         attention_bytes=attended.forward_bytes,
     )
@@ -294,8 +300,8 @@ def _layer_work(case: Case, unit: str) -> Work:
         backward,
         attention_flops=2 * attention,
         masked_flops=2 * forward.masked_flops,
-        moved_bytes=2 * elementwise + returned + adapts_back.moved_bytes,
-        fixed_bytes=backward.fixed_bytes + unpacked_back.moved_bytes,
+        moved_bytes=2 * elementwise + returned + adapts_back.moved_bytes + indexed,
+        fixed_bytes=backward.fixed_bytes + unpacked_back.moved_bytes + sliced,
         operations=backward.operations + adapts_back.operations + unpacked_back.operations + hooks.backward,
         kernels=found.gradients + attended.backward,
         attention_bytes=attended.backward_bytes,

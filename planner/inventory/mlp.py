@@ -7,17 +7,19 @@ Not here: the norm and residual connection around it (block.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from planner.inventory import fused, ops
 from planner.inventory.compute import Compute, ModelPass
+from planner.inventory.expertloop import walk_loop
 from planner.inventory.fused import recomputed
 from planner.inventory.names import names_of
 from planner.inventory.ops import add, cast, cloned, copied, fetched_elements, product_of, scaled, silu, unpacked
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight, matrix, with_bias
-from planner.spec import ModelSpec, Moe
+from planner.spec import Kernels, ModelSpec, Moe
 
 
 def activation(run: ModelPass, x: Tensor) -> Tensor:
@@ -178,6 +180,16 @@ def moe_weights(model: ModelSpec, moe: Moe, unit: str = "layer") -> dict[str, We
     return found
 
 
+def modules_of(weight: Weight, kernels: Kernels) -> int:
+    """Linear modules that one expert has of a stacked weight: Transformers 4 has gate and up apart."""
+    return 2 if kernels.experts == "looped" and ".gate_up_proj" in weight.name else 1
+
+
+def parameters_of(weight: Weight, kernels: Kernels) -> int:
+    """Parameters that a weight is: one, or as many as its experts have linear modules."""
+    return weight.shape[0] * modules_of(weight, kernels) if weight.expert and kernels.experts == "looped" else 1
+
+
 ROUTER_FIRST = ("mixtral",)
 """Families beside gpt-oss that register the router before the experts."""
 
@@ -196,7 +208,10 @@ def walk_moe(run: ModelPass, x: Tensor, moe: Moe, weights: dict[str, Weight]) ->
     """
     tape, _, compute, _ = run
     chosen, index = _routed(run, x, moe, weights)
-    mixed = (_elsewhere if compute.sorts_received else _experts)(run, x, chosen, moe, weights)
+    if compute.kernels.experts == "sliced":
+        mixed = walk_loop(tape, x, chosen, moe, weights, compute, partial(gated_halves, run), weighed_rows)
+    else:
+        mixed = (_elsewhere if compute.sorts_received else _experts)(run, x, chosen, moe, weights)
     tape.drop(chosen, index)
     if not moe.shared_experts:
         return mixed
@@ -218,7 +233,7 @@ def walk_moe(run: ModelPass, x: Tensor, moe: Moe, weights: dict[str, Weight]) ->
 def _routed(run: ModelPass, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> tuple[Tensor, Tensor]:
     """The weights of the chosen experts and their indices (int64): the scores of all experts are kept in fp32."""
     tape, model, compute, _ = run
-    deepseek = model.family.startswith("deepseek") and compute.kernels.experts in ("own", "looped")
+    deepseek = model.family.startswith("deepseek") and compute.kernels.experts != "megatron"
     source = ops.cast(tape, x, 4.0 / compute.element_bytes) if deepseek else tape.hold(x)
     router, bias = weights["router"], weights.get("router.bias")
     width = 4.0 if deepseek else compute.element_bytes

@@ -17,7 +17,7 @@ import msgspec
 from planner.basics.arith import Number, floor_div, is_column, maximum, minimum, where
 from planner.basics.formula import watched
 from planner.inventory import LAYERS, UNITS, Moment, Stage, Weight, local_part, unit_weights
-from planner.inventory.compute import with_attention, with_compile, with_liger, with_loss
+from planner.inventory.compute import with_attention, with_compile, with_experts, with_liger, with_loss
 from planner.inventory.units import repeats
 from planner.parallelism.pipeline import stage_of
 from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
@@ -177,9 +177,9 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def loops_experts(self) -> bool:
-        """Whether experts run as a loop of small products, of which no time is predicted."""
-        looped = self.layout.facts.loops_experts or self.runtime.parts.experts == "looped"
-        return self.model.moe is not None and looped
+        """Whether experts run one after the other, each with small products of its own."""
+        by_engine = self.layout.facts.loops_experts and self.layout.experts is None
+        return self.model.moe is not None and (by_engine or self.parts.experts in ("looped", "sliced"))
 
     @property
     def tokens(self) -> Number:
@@ -333,8 +333,8 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def parts(self) -> Kernels:
-        """The runtime's kernels, with what is compiled, and the loss, attention and Liger's parts that were asked for;
-        experts keep their own. A head of a pipeline's last stage is split as the embedding is that it is tied to."""
+        """The runtime's kernels, with what a layout puts in their place; Liger leaves experts alone. A head of a
+        pipeline's last stage is split as the embedding is that it is tied to."""
         parts = self.runtime.parts
         if self.layout.compile is not None:
             parts = with_compile(parts, self.layout.compile)
@@ -345,6 +345,8 @@ class Case(msgspec.Struct, frozen=True, dict=True):
             parts = with_loss(parts, self.layout.loss)
         if self.layout.attention is not None:
             parts = with_attention(parts, self.layout.attention)
+        if self.layout.experts is not None:
+            parts = with_experts(parts, self.layout.experts)
         if not (self.pipelined and self.model.tied and parts.head_parallel):
             return parts
         return msgspec.structs.replace(parts, head_parallel=False)

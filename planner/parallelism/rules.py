@@ -13,7 +13,7 @@ import msgspec
 
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.inventory.attention import is_written_out
-from planner.inventory.compute import COMPILED_FAMILIES, LIGER_FAMILIES
+from planner.inventory.compute import COMPILED_FAMILIES, LIGER_FAMILIES, LOOPED_FAMILIES
 from planner.spec import Layout, ModelSpec
 from planner.spec.engines import (
     ENGINES,
@@ -75,7 +75,7 @@ AXES = ("tp", "cp", "pp", "ep")
 
 ALWAYS_READ = (
     "engine", "dp_replicate", "dp_shard", "micro_batch_size", "grad_accum", "recompute", "loss", "attention", "liger",
-    "compile",
+    "compile", "experts",
 )  # fmt: skip
 """Fields of a layout that mean something to every engine (which sizes are legal, its rules say)."""
 
@@ -325,6 +325,11 @@ def _has_eager_modules(case: Case) -> bool:
     return case.runtime.parts.holds_inputs and case.model.family in LIGER_FAMILIES
 
 
+def _in_slices(case: Case) -> bool:
+    """Whether Transformers 5 runs experts one after the other, each with slices of the stacked weights."""
+    return case.layout.experts == "loop" and case.parts.experts == "sliced"
+
+
 def _in_version(field: str) -> Rule:
     return Rule(
         name=f"{field} not in this version",
@@ -439,6 +444,37 @@ COMMON: tuple[Rule, ...] = (
         fix=lambda case: "Leave it out",
     ),
     COMPILED,
+    Rule(
+        name="experts of a dense model",
+        field="experts",
+        holds=lambda case: case.layout.experts is None or case.model.moe is not None,
+        sentence=lambda case: f"{case.model.name} is dense: it has no experts to run",
+        fix=lambda case: "Leave it out",
+    ),
+    Rule(
+        name="experts of the engine's own code",
+        field="experts",
+        holds=lambda case: case.layout.experts is None or case.runtime.parts.holds_inputs,
+        sentence=lambda case: f"{case.runtime.name} runs experts by code of its own, and not by Transformers'",
+        fix=lambda case: "Leave it out, or use runtime accelerate-fsdp2",
+    ),
+    Rule(
+        name="loop over split experts",
+        field="experts",
+        holds=lambda case: (case.layout.experts != "loop") | ((case.layout.tp == 1) & (case.layout.ep == 1)),
+        sentence=lambda case: "a loop is predicted where each rank has whole experts, and all of them",
+        fix=lambda case: "Leave it out, or use tp=1 ep=1",
+    ),
+    Rule(
+        name="loop of another family",
+        field="experts",
+        holds=lambda case: not _in_slices(case) or case.model.family in LOOPED_FAMILIES,
+        sentence=lambda case: (
+            f"Transformers 5's loop is predicted for {' and '.join(LOOPED_FAMILIES)}, and {case.model.name} is a "
+            f"{case.model.family}"
+        ),
+        fix=lambda case: "Leave it out",
+    ),
     Rule(
         name="loss of a split head",
         field="loss",

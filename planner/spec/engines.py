@@ -54,8 +54,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     secondary_shards: bool = False  # keeps a second copy of gathered weights at stage 3 (ZeRO++'s hpZ)
     fuses_accumulation: bool = False  # products add weight gradients to their buffer themselves
     starts_each_expert: bool = False  # each of a rank's experts is a product of its own, not one grouped kernel
-    # Experts are run one after the other in Python, each with a handful of small products (Transformers up to 4's
-    # modules, which others' ZeRO-3 and first FSDP run): how long the host takes for that is not known.
+    # Experts run one after the other unless a layout says otherwise: others' runs on the first FSDP had Transformers up
+    # to 4, of which no kernels preset says it.
     loops_experts: bool = False
     # Of a layer's products that sac:matmul keeps, it makes every second again (inventory/units.py).
     skips_second_products: bool = False
@@ -143,7 +143,6 @@ _RECORDS = (
         compiles=True,
         runtime="deepspeed-zero",
         framework="deepspeed",
-        loops_experts=True,
         flat_states=True,
         zero_stages=(1, 2, 3),
         beside=("deepspeed-autotp", "deepspeed-ulysses"),
@@ -182,7 +181,6 @@ _RECORDS = (
         chooses_loss=True,
         runtime="deepspeed-ulysses",
         framework="deepspeed",
-        loops_experts=True,
         flat_states=True,
         zero_stages=(1, 2, 3),
         splits=("cp",),

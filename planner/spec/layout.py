@@ -21,6 +21,8 @@ Attention = Literal["eager", "sdpa", "flash2", "flash3", "flash4", "flex"]
 chooses for the device, FlashAttention's package of a generation, or torch's flex_attention."""
 Compile = Literal["none", "block", "whole"]
 """What torch.compile makes kernels of: nothing, each decoder layer by itself, or the whole model with its loss."""
+Experts = Literal["loop", "grouped"]
+"""How a mixture's experts are run by Transformers: one after the other in Python, or as one grouped product."""
 LIGER = ("norm", "rotary", "mlp")
 """Parts of Transformers' modules that Liger-Kernel replaces, beside the loss (loss fused)."""
 RECOMPUTE = ("none", "attention", "sac:matmul", "full")
@@ -63,9 +65,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     second copy of gathered weights (ZeRO++'s hpZ; 0 for none).
     `recompute_modules` are parts of layers that run again, or whose result is made again, beside `recompute`.
     `token_dispatcher` is the library that sends tokens to experts: NCCL (alltoall), DeepEP or HybridEP.
-    `loss` is how head and loss are computed, `attention` which code computes attention; None leaves either to the
-    runtime's kernels. `liger` are parts of Transformers' modules that Liger-Kernel replaces, `compile` is what runs
-    under torch.compile; None leaves that to the runtime too.
+    `loss` is how head and loss are computed, `attention` which code computes attention, `experts` how a mixture's are
+    run, `compile` what runs under torch.compile; None leaves each to the runtime's kernels. `liger` are parts of
+    Transformers' modules that Liger-Kernel replaces.
     Bucket sizes are in elements (DeepSpeed) or bytes (DDP); 0 lets the engine size them to the model.
     The four `zero3_` limits of stage 3's look-ahead default to DeepSpeed's own (runtime/zero/config.py).
     """
@@ -105,6 +107,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attention: Attention | None = None
     liger: tuple[str, ...] = ()
     compile: Compile | None = None
+    experts: Experts | None = None
     zero3_prefetch_elements: int = 50_000_000
     zero3_persistence_elements: int = 100_000
     zero3_max_live_elements: int = 1_000_000_000

@@ -36,6 +36,7 @@ def layout_text(layout: Layout) -> str:
     switches += [f"attention {layout.attention}"] if layout.attention is not None else []
     switches += [f"compile {layout.compile}"] if layout.compile is not None else []
     switches += [f"liger {'+'.join(layout.liger)}"] if layout.liger else []
+    switches += [f"experts {layout.experts}"] if layout.experts is not None else []
     offloaded = [what for what in ("optimizer", "params", "activations") if getattr(layout, f"offload_{what}")]
     switches += [f"{what} offloaded" for what in offloaded]
     if layout.zero_stage == 3 and not layout.reshard_after_forward:

@@ -122,8 +122,7 @@ def star_text(found: Answer) -> list[str]:
     if star is None:
         return []
     if star.time.step_s is None:
-        compared = "not compared by time" if star.case.loops_experts else "compared by their communication alone"
-        return [f"The time to compute is not known here: layouts were {compared}."]
+        return ["The time to compute is not known here: layouts were compared by their communication alone."]
     told = []
     if fastest is not None:
         gain = f"{found.slower:.1%} faster" if found.slower >= LEAST_SHOWN else "as fast"

@@ -32,6 +32,8 @@ def layout_options(layout: Layout) -> dict[str, Any]:
         found |= {"pp_schedule": layout.pp_schedule, "virtual_stages": str(layout.virtual_stages)} | ends
     if layout.loss is not None:
         found["loss"] = layout.loss
+    if layout.experts is not None:
+        found["experts"] = layout.experts
     if layout.zero_secondary_shard:
         found["zero_secondary_shard"] = str(layout.zero_secondary_shard)
     if layout.stage_layers is not None:

@@ -33,7 +33,8 @@ PER_LAYOUT = (
     *GROUP_AXES, "zero_stage", "micro_batch_size", "grad_accum", "recompute", "reshard_after_forward",
     "sync_each_micro_batch", "sequence_parallel", "cp_method", "pp_schedule", "virtual_stages", "stage_layers",
     "counted_ends", "offload_optimizer", "offload_params", "offload_activations", "zero_secondary_shard", "runtime",
-    "strategy", "loss", "liger", "compile", "recompute_modules", "tp_comm_overlap", "token_dispatcher",
+    "strategy", "loss", "attention", "liger", "compile", "experts", "recompute_modules", "tp_comm_overlap",
+    "token_dispatcher",
 )  # fmt: skip
 SIZES = ("cluster", "gpu", "gpus", "nodes", "gpus_per_node")
 

@@ -125,13 +125,13 @@ QLORA = {"model": "mixtral-8x7b", "gpu": "h100", "method": "qlora", "seq_len": "
 
 
 @pytest.mark.parametrize("runtime", SPLIT)
-def test_transformers_4_57_runs_experts_one_after_the_other_so_no_time_is_predicted(runtime: str) -> None:
+def test_transformers_4_57_runs_experts_one_after_the_other_which_takes_longer(runtime: str) -> None:
     given = MOE | SPLIT[runtime] | {"method": "full"}
 
     ours = asked(**given, runtime=runtime)
     theirs = asked(**given, runtime=f"{runtime}@transformers-4.57")
 
-    assert ours.time.step_s is not None and theirs.time.step_s is None
+    assert theirs.time.step_s > 1.2 * ours.time.step_s
     assert any("experts one after the other" in reason for reason in theirs.reasons)
     assert theirs.memory.peak.terms == ours.memory.peak.terms
 

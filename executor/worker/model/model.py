@@ -29,6 +29,10 @@ from planner.spec import ModelSpec, Optimizer, TrainingJob
 from planner.spec.huggingface import config_dict
 from planner.spec.plan import Plan
 
+IMPLEMENTATIONS = {"loop": "eager", "grouped": "grouped_mm"}
+"""Transformers 5's names of what a plan says of experts (integrations/moe.py); without either it takes grouped_mm where
+torch has it."""
+
 
 @dataclass(frozen=True)
 class Unfilled:
@@ -61,6 +65,8 @@ def unfilled_model(plan: Plan) -> Unfilled:
                 model = AutoModelForCausalLM.from_config(
                     model_config(plan), dtype=dtype, trust_remote_code=False, **chosen
                 )
+    if plan.layout.experts is not None:
+        model.set_experts_implementation(IMPLEMENTATIONS[plan.layout.experts])
     model.config.use_cache = False
     if plan.model.moe is not None:
         model.config.output_router_logits = False  # a checkpoint may ask for the auxiliary loss

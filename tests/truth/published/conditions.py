@@ -91,7 +91,7 @@ def step_parts(case: Case, calibration: Calibration, conditions: Conditions) -> 
     """The time of a step under conditions, with what it adds up, which is None where seconds are."""
     known, work = slowed(coefficients(case, calibration), conditions), unit_work(case)
     device = device_of(case, work, known)
-    if conditions == NONE or device is None or case.loops_experts:
+    if conditions == NONE or device is None:
         return steptime.step_parts(case, calibration)
     device = replace(device, waits=device.waits or conditions.blocking)
     calls = step_traffic(case.at(next(case.stages())))
