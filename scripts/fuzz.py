@@ -203,7 +203,9 @@ def _wrong(
     if changed := [name for name in before if after.get(name) != before[name]]:
         yield f"changed {changed}"
     new = after.keys() - before.keys()
-    named = {arguments[place + 1] for place, one in enumerate(arguments[:-1]) if one in ("-o", "--output", "--svg")}
+    named = {
+        arguments[place + 1] for place, one in enumerate(arguments[:-1]) if one in ("-o", "--output", "--svg", "--save")
+    }
     if stray := [name for name in new if name not in {os.path.normpath(one) for one in named if one}]:
         yield f"left {stray}"
     if new and code == 2:

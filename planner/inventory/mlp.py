@@ -233,7 +233,7 @@ def walk_moe(run: ModelPass, x: Tensor, moe: Moe, weights: dict[str, Weight]) ->
 def _routed(run: ModelPass, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> tuple[Tensor, Tensor]:
     """The weights of the chosen experts and their indices (int64): the scores of all experts are kept in fp32."""
     tape, model, compute, _ = run
-    deepseek = model.family.startswith("deepseek") and compute.kernels.experts != "megatron"
+    deepseek = model.family.startswith("deepseek") and compute.kernels.experts in ("own", "looped", "sliced")
     source = ops.cast(tape, x, 4.0 / compute.element_bytes) if deepseek else tape.hold(x)
     router, bias = weights["router"], weights.get("router.bias")
     width = 4.0 if deepseek else compute.element_bytes

@@ -349,7 +349,7 @@ def _not_compiled(case: Case) -> str:
         return f"runtime {case.runtime.base} has no choice of what is compiled"
     if layout.compile == "none":
         return ""
-    if layout.zero_stage == 3 and layout.engine == "deepspeed":
+    if layout.zero_stage == 3 and layout.facts.flat_states:
         return "ZeRO-3's hooks cut a compiled layer at every module, and what it keeps then is not modelled"
     if model.family not in COMPILED_FAMILIES or model.moe is not None:
         return f"what a compiled layer keeps is known of {one_of(COMPILED_FAMILIES)}, not of {model.family}"
@@ -371,8 +371,8 @@ def _not_compiled(case: Case) -> str:
 
 
 def _without_compile(case: Case) -> str:
-    if case.runtime.base in ("torchtitan", "torchtitan-compiled"):
-        return "Leave it out: runtime torchtitan-compiled compiles its layers and loss, and torchtitan nothing"
+    if compiled := case.layout.facts.compiled_runtime:
+        return f"Leave it out: runtime {compiled} compiles its layers and loss, and {case.layout.engine} nothing"
     if case.layout.facts.compiles and case.runtime.parts.holds_inputs:
         return "Use compile=none"
     return f"Leave it out, or use engine {one_of(engines_with(lambda facts: facts.compiles and not facts.superseded))}"

@@ -31,6 +31,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     # Engines of the same framework that split more: what a file for this one means where it has group sizes.
     beside: tuple[str, ...] = ()
     copies: Copies = "any"  # data-parallel ranks: none, all replicas, all shards, or any product of the two
+    compiled_runtime: str = ""  # the preset of presets/runtimes that runs the same under torch.compile
     recompute: tuple[str, ...] = ("none", "full")  # recomputation that a search tries
     reshard: tuple[bool, ...] = (True,)  # reshard_after_forward
     sync: tuple[bool, ...] = (False,)  # sync_each_micro_batch
@@ -200,6 +201,7 @@ _RECORDS = (
     EngineFacts(
         name="torchtitan",
         runtime="torchtitan",
+        compiled_runtime="torchtitan-compiled",
         zero_stages=(3,),
         splits=("tp", "cp", "pp", "ep"),
         recompute=("none", "sac:matmul", "full"),

@@ -16,7 +16,7 @@ CountedEnds = Literal["none", "embedding", "head", "both"]
 Loss = Literal["whole", "in-place", "chunked", "fused"]
 """How head and loss are computed: on whole logits; with the gradient written over them; a piece of the tokens at a
 time, by this project's trainer (chunked) or by a kernel of another package (fused)."""
-Attention = Literal["eager", "sdpa", "flash2", "flash3", "flash4", "flex"]
+AttentionName = Literal["eager", "sdpa", "flash2", "flash3", "flash4", "flex"]
 """Which code computes attention: Transformers' own with scores in memory, torch's scaled_dot_product_attention as it
 chooses for the device, FlashAttention's package of a generation, or torch's flex_attention."""
 Compile = Literal["none", "block", "whole"]
@@ -104,7 +104,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tp_comm_overlap: bool = False
     token_dispatcher: TokenDispatcher = "alltoall"
     loss: Loss | None = None
-    attention: Attention | None = None
+    attention: AttentionName | None = None
     liger: tuple[str, ...] = ()
     compile: Compile | None = None
     experts: Experts | None = None

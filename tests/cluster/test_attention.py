@@ -19,7 +19,7 @@ from stages import furthest, size_of_error, stages_of, told, wrong_collectives
 
 from executor.folder.rundir import read_measured, read_run_plan
 from planner.spec.engines import choosing_attention
-from planner.spec.layout import Attention
+from planner.spec.layout import AttentionName
 from planner.spec.plan import Plan
 
 LARGEST_PEAK_ERROR_PERCENT = 1.0
@@ -43,7 +43,7 @@ def draws(names: dict[str, Combination], count: int, first: int = 0) -> list[str
     return mixed[first : first + count]
 
 
-def plan_with(one: Combination, attention: Attention) -> Plan:
+def plan_with(one: Combination, attention: AttentionName) -> Plan:
     """A real run by CPU processes with this attention."""
     plan = one.run_plan
     layout, job = replace(plan.layout, attention=attention), replace(plan.job, seq_len=SEQ_LEN)

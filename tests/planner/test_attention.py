@@ -23,10 +23,10 @@ from planner.figures.kernels.step import kernels_seconds
 from planner.figures.unitkernels import SCORES, attention_kernels
 from planner.spec import Layout
 from planner.spec.kernel_times import kernel_times
-from planner.spec.layout import Attention
+from planner.spec.layout import AttentionName
 
 OWN = Path(__file__).parents[1] / "truth" / "own_attention.csv"
-CODES: tuple[Attention, ...] = get_args(Attention)
+CODES: tuple[AttentionName, ...] = get_args(AttentionName)
 
 
 def question(**given: Any) -> Question:
@@ -34,12 +34,12 @@ def question(**given: Any) -> Question:
     return asking(asked)
 
 
-def layout(attention: Attention | None = None, **fields: Any) -> Layout:
+def layout(attention: AttentionName | None = None, **fields: Any) -> Layout:
     shards = {"dp_shard": 8} | fields
     return Layout(engine="fsdp2", zero_stage=3, recompute="full", attention=attention, **shards)
 
 
-def answer(asked: Question, attention: Attention | None, **fields: Any) -> Any:
+def answer(asked: Question, attention: AttentionName | None, **fields: Any) -> Any:
     return estimate(asked, "fsdp", layout(attention, **fields))
 
 
