@@ -321,10 +321,10 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
         tape.release(*results.values())
         tape.waiting = {}
         tape.drop(result)
-        tape.grads[result] = grad
-        _play_what_asks_for_nothing(tape, inner, begin, before)
         holds = compute.kernels.attention != "eager"
         grad.holders += holds
+        tape.grads[result] = grad
+        _play_what_asks_for_nothing(tape, inner, begin, before)
         tape.play(inner)
         if not holds:
             tape.passed = grad
