@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args
 from cases import job
 from chats import chat_file
 from combinations import RUN, TRACED, on_gpus, refusal
-from draws import Draw, any_batch
+from draws import UNDRAWN, Draw, any_batch
 from msgspec.structs import replace
 
 from planner.inventory import default_lora
@@ -93,7 +93,7 @@ def family_draws(seed: int, count: int) -> dict[str, Draw]:
     for place, kind in enumerate(kinds[:count]):
         while True:
             drawn = of_kind(any_batch(dice, dice.choice(by_engine[dice.choice(engines)])), kind)
-            if refusal(on_gpus(*drawn)) is None:
+            if drawn.job.optimizer.name != UNDRAWN and refusal(on_gpus(*drawn)) is None:
                 break
         found[f"seed{seed}-{place:02}-{kind.family}-{kind.packing}"] = drawn
     return found
