@@ -20,7 +20,7 @@ from planner.parallelism.backend import Backend
 from planner.parallelism.case import Case
 from planner.parallelism.rules import Rule, broken, check, one_of
 from planner.spec import Runtime
-from planner.spec.engines import ENGINES, OFFLOADS, choosing_loss, offloading
+from planner.spec.engines import ENGINES, OFFLOADS, choosing, offloading
 
 ENTRY_POINTS = "meshwright.backends"
 OWN = {
@@ -108,7 +108,7 @@ WAYS = (
 OFFLOADING = tuple(dict.fromkeys(engine for name in WAYS[-1] for engine in offloading(name)))
 """Those that have it."""
 
-PIECEWISE = choosing_loss()
+PIECEWISE = choosing("loss")
 """Those that compute head and loss a piece of the tokens at a time."""
 
 

@@ -83,8 +83,8 @@ def product_kernels(
 
 
 def products_started(case: Case, weight: Weight) -> Number:
-    """Operations that a forward starts for one weight: a product, and in 8 or 4 bits the conversion of its rows; none
-    of its own where it is part of another's; where each expert's start alone, so many of both."""
+    """Operations that a forward starts for one weight: a product, and in 8 or 4 bits the conversion of its rows. A part
+    of another's product starts none; experts' weights start them for each expert where each runs alone."""
     if is_part(case.parts, weight):
         return 0
     each = 2 if case.job.narrows else 1

@@ -69,16 +69,13 @@ def with_loss(parts: Kernels, loss: str) -> Kernels:
     return msgspec.structs.replace(parts, loss=LOSSES.get(loss, "eager-fp32"))
 
 
-ATTENTION = {"sdpa": "flash"}
-"""What a layout's `attention` means of Transformers' modules, where the kernels call it something else."""
-
-
 def with_attention(parts: Kernels, attention: str) -> Kernels:
-    """The kernels with the attention that a layout asks for. FlashAttention's functions and flex_attention keep packed
+    """The kernels with the attention that a layout asks for; torch's own is what the measured kernels are like, and is
+    called flash. FlashAttention's functions and flex_attention keep packed
     documents apart by their ends or by blocks, without a mask of every pair (transformers 5.23.0,
     modeling_flash_attention_utils.py, _flash_attention_forward; masking_utils.py, flex_attention_mask)."""
     packing = "mask" if attention in ("eager", "sdpa") else "varlen"
-    return msgspec.structs.replace(parts, attention=ATTENTION.get(attention, attention), packing=packing)
+    return msgspec.structs.replace(parts, attention="flash" if attention == "sdpa" else attention, packing=packing)
 
 
 LOOPED_FAMILIES = ("mixtral", "qwen3_moe")

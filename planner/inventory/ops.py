@@ -50,10 +50,10 @@ def linear(
     A 4-bit weight is unpacked for every product, scales first, and let go (bitsandbytes' MatMul4Bit), by forward into a
     buffer that is there unless it `unpacks`; for an 8-bit product weight, input and gradient are cast each time, from
     16-bit ones that are kept (torchao's float8, dynamic scaling). GPTQ's is unpacked by operations that autograd sees,
-    so the graph keeps the 16-bit weight. An input of another format is cast for every call, or
-    once (`casts_once`). A weight may be copied in
-    the product's format (`copies_weight`): the copy lives with the graph, and one of autocast's (`caches_copy`) at
-    least until the forward is over. x has `share` of the tokens; its gradient may be written over it (`into_input`).
+    so the graph keeps the 16-bit weight. An input of another format is cast for every call, or once (`casts_once`).
+    A weight may be copied in the product's format (`copies_weight`): the copy lives with the graph, and one of
+    autocast's (`caches_copy`) at least until the forward is over. x has `share` of the tokens; its gradient may be
+    written over it (`into_input`).
     `narrow`: narrow.py.
     """
     out_features, in_features = weight.features

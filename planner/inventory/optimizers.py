@@ -24,7 +24,7 @@ BLOCK_8BIT = 256
 CODES_8BIT, CODES_4BIT = 256, 16
 """Numbers that a code stands for: torchao keeps their table beside each state."""
 BLOCKS_TORCHAO = {"adamw-8bit-torchao": 256, "adamw-4bit-torchao": 128, "adamw-fp8-torchao": 256}
-"""Elements that share one scale in torchao's states, unless it is told another number."""
+"""Elements that share one scale in torchao's states, unless a job names another number (`state_block`)."""
 BITSANDBYTES_8BIT = ("adamw-8bit", "lion-8bit")
 """bitsandbytes' optimizers of 8-bit states, which its kernels for GPUs update."""
 PAGED = ("adamw", "adamw-8bit", "lion", "lion-8bit")
@@ -113,38 +113,20 @@ def blockwise_8bit_bytes(elements: Number) -> Number:
 
 @formula(
     unit="bytes",
-    source="torchao 36027d8, optim/adam.py, _new_buffer, and optim/subclass_8bit.py, OptimState8bit: codes of 1 byte, "
-    "an fp32 scale for 256 of them, a table of 256 fp32 numbers for each state",
+    source="torchao 36027d8, optim/adam.py, _new_buffer, and optim/subclass_8bit.py, subclass_4bit.py and "
+    "subclass_fp8.py: codes, an fp32 scale for each block, and for each state a table of what integer codes stand for",
 )
-def torchao_8bit_bytes(elements: Number, element_bytes: Number, block: int = BLOCK_8BIT) -> Number:
-    """Two moments of 1 byte an element, 4 bytes a block and 1024 of a table; below 4096 elements as the weight.
+def torchao_bytes(elements: Number, element_bytes: Number, block: int, code_bytes: float, codes: int) -> Number:
+    """Two moments: `code_bytes` an element, 4 bytes a block, and 4 for each of the table's `codes`.
 
-    So they are where blocks do not come out even, too.
+    Below 4096 elements, and where blocks do not come out even, they are in the weight's format.
     """
-    coded = 2 * (elements + FP32 * elements / block + FP32 * CODES_8BIT)
+    coded = 2 * (elements * code_bytes + FP32 * elements / block + FP32 * codes)
     return where(_even_blocks(elements, block), coded, 2 * elements * element_bytes)
 
 
-@formula(
-    unit="bytes",
-    source="torchao 36027d8, optim/adam.py, _new_buffer, and optim/subclass_4bit.py, OptimState4bit: two codes a byte, "
-    "an fp32 scale for each block, a table of 16 fp32 numbers for each state",
-)
-def torchao_4bit_bytes(elements: Number, element_bytes: Number, block: int) -> Number:
-    """Two moments of half a byte an element, 4 bytes a block and 64 of a table; as the weight where 8-bit ones are."""
-    coded = 2 * (elements / 2 + FP32 * elements / block + FP32 * CODES_4BIT)
-    return where(_even_blocks(elements, block), coded, 2 * elements * element_bytes)
-
-
-@formula(
-    unit="bytes",
-    source="torchao 36027d8, optim/adam.py, _new_buffer, and optim/subclass_fp8.py, OptimStateFp8: float8_e4m3fn, an "
-    "fp32 scale for each block",
-)
-def torchao_fp8_bytes(elements: Number, element_bytes: Number, block: int) -> Number:
-    """Two moments of 1 byte an element and 4 bytes a block, without a table; as the weight where 8-bit ones are."""
-    coded = 2 * (elements + FP32 * elements / block)
-    return where(_even_blocks(elements, block), coded, 2 * elements * element_bytes)
+def _torchao_state(code_bytes: float, codes: int) -> Callable[[TrainedTensor, float, Optimizer], Number]:
+    return lambda tensor, e, settings: torchao_bytes(tensor.elements, e, _block(settings), code_bytes, codes)
 
 
 def _even_blocks(elements: Number, block: int) -> Any:
@@ -369,18 +351,18 @@ RULES: dict[str, UpdateRule] = {
     ),
     # As above; both new moments are written and read once more in fp32 (_torchao_temporaries).
     "adamw-8bit-torchao": UpdateRule(
-        lambda tensor, e, settings: torchao_8bit_bytes(tensor.elements, e, _block(settings)),
+        _torchao_state(1.0, CODES_8BIT),
         _torchao_temporaries,
         lambda e, settings, step: 3 * e + 4 + 4 * FP32,
     ),
     # Codes of half a byte; old ones are unpacked into a byte each, new ones are int64 before they are packed.
     "adamw-4bit-torchao": UpdateRule(
-        lambda tensor, e, settings: torchao_4bit_bytes(tensor.elements, e, _block(settings)),
+        _torchao_state(0.5, CODES_4BIT),
         _torchao_4bit_temporaries,
         lambda e, settings, step: 3 * e + 2 + 4 * (1 + FP32 + 8),
     ),
     "adamw-fp8-torchao": UpdateRule(
-        lambda tensor, e, settings: torchao_fp8_bytes(tensor.elements, e, _block(settings)),
+        _torchao_state(1.0, 0),
         _torchao_fp8_temporaries,
         lambda e, settings, step: 3 * e + 4,
     ),

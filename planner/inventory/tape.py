@@ -59,8 +59,8 @@ class Tensor:
 
     `source` is this rank's part of a gathered tensor that is gathered again in backward: it is what gets kept.
     Where it is `discarded` it is made again of `source` instead, which something keeps anyway. `narrow` is its copy in
-    the products' own format, `cast` that of autocast where it is made once.
-    `since` counts the moments before it was made.
+    the products' own format, `cast` that of autocast where it is made once. `since` counts the moments before it was
+    made.
     """
 
     __slots__ = ("cast", "discarded", "narrow", "needs_grad", "since", "size", "source", "storage")
@@ -78,7 +78,8 @@ Backward = Callable[[Storage], None]
 
 
 class GraphNode(msgspec.Struct, frozen=True):
-    """One autograd node: its output, what it saved, what its backward does, the unit and the weight it belongs to."""
+    """One autograd node: its output, what it saved, what its backward does, the unit and the weight it belongs to, and
+    whether its backward gives the output's gradient to nodes that let it go."""
 
     output: Tensor
     saved: tuple[Storage, ...]
@@ -86,6 +87,7 @@ class GraphNode(msgspec.Struct, frozen=True):
     unit: str
     layer: int
     weight: int
+    gives_away: bool
 
 
 class Tape:
@@ -104,7 +106,6 @@ class Tape:
         self.unit_grads = self.in_flight = self.weight = 0
         self.begun = False
         self._given: list[tuple[Tensor, Storage]] = []
-        self.passed: Storage | None = None  # the gradient that a backward gave to other nodes, which let it go
         self._cached: list[Storage] = []
         self.waiting: dict[str, Storage] = {}
         self.variables: list[Tensor] = []
@@ -204,7 +205,13 @@ class Tape:
         return Tensor(tensor.storage, tensor.needs_grad, len(self.moments), tensor.size * part)
 
     def record(
-        self, output: Tensor, saved: Sequence[Tensor], backward: Backward, *, saves_after: bool = False
+        self,
+        output: Tensor,
+        saved: Sequence[Tensor],
+        backward: Backward,
+        *,
+        saves_after: bool = False,
+        gives_away: bool = False,
     ) -> Tensor:
         """Record how `output` was made; what is saved is held until its backward has run.
 
@@ -221,7 +228,7 @@ class Tape:
                     self.live[TEMPORARIES] = self.live[TEMPORARIES] - storage.size
                     self.live[ACTIVATIONS] = self.live[ACTIVATIONS] + storage.size
                     storage.term = ACTIVATIONS
-            self.nodes.append(GraphNode(output, storages, backward, self.unit, self.layer, self.weight))
+            self.nodes.append(GraphNode(output, storages, backward, self.unit, self.layer, self.weight, gives_away))
         return output
 
     def derived(
@@ -274,10 +281,7 @@ class Tape:
             self.weight = node.weight
             node.backward(grad)
             given, self._given = self._given, outer
-            if self.passed is not grad:
-                self.release(grad)
-            self.passed = None
-            self.release(*node.saved)
+            self.release(*node.saved, *(() if node.gives_away else (grad,)))
             waits = self.unit in self.together
             before = self.unit_grads, self.in_flight, False, node.weight, self.begun
             if not waits:

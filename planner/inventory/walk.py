@@ -292,8 +292,9 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     there, so what it would hold after that is no moment. Selectively saved results are taken to be made when forward is
     over, where the fullest moment is another phase's. The second forward is given each as it reaches the product
     (attention's as it begins: the fullest moment comes later). One that it stops before is never asked for, and waits
-    with the graph. The gradient of the layer's output is held until the layer's backward is over,
-    except with eager attention, where runs of Llama let it go (tests/cluster/test_attention.py); why is not known.
+    with the graph. PyTorch's checkpoint is no node of the graph, so nothing holds the gradient of the layer's output
+    while the layer's own nodes run; that is counted so with eager attention alone, of which it was measured
+    (tests/cluster/test_attention.py), and elsewhere it is taken to be held until the layer's backward is over.
     """
     tape, model, compute, table = run
     nodes, tape.nodes = tape.nodes, []
@@ -304,6 +305,7 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     source = x
     saved = saved_results(model, compute, kind) if compute.recompute != "full" else {}
     results = {product: tape.allocate(size, ACTIVATIONS) for product, size in saved.items()}
+    gives_away = compute.kernels.attention == "eager"
 
     def backward(grad: Storage) -> None:
         if ATTENDED in results:
@@ -321,13 +323,10 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
         tape.release(*results.values())
         tape.waiting = {}
         tape.drop(result)
-        holds = compute.kernels.attention != "eager"
-        grad.holders += holds
+        grad.holders += not gives_away
         tape.grads[result] = grad
         _play_what_asks_for_nothing(tape, inner, begin, before)
         tape.play(inner)
-        if not holds:
-            tape.passed = grad
         tape.drop(again)
         tape.release(*unasked)
         value = tape.grads.pop(again, None)
@@ -336,7 +335,7 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
             tape.release(value)
 
     positions = table[: len(table) - mask_count(model, compute)]
-    return tape.record(output, (source, *positions, *masks_of(run)), backward)
+    return tape.record(output, (source, *positions, *masks_of(run)), backward, gives_away=gives_away)
 
 
 def _play_what_asks_for_nothing(tape: Tape, nodes: list[GraphNode], begin: int, before: Live) -> None:

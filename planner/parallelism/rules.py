@@ -19,10 +19,10 @@ from planner.spec.engines import (
     ENGINES,
     OFFLOADS,
     EngineFacts,
-    choosing_attention,
-    choosing_loss,
+    choosing,
     engines_with,
     offloading,
+    proposed_with,
 )
 from planner.spec.job import RATES
 from planner.spec.layout import LIGER
@@ -325,11 +325,6 @@ def _has_eager_modules(case: Case) -> bool:
     return case.runtime.parts.holds_inputs and case.model.family in LIGER_FAMILIES
 
 
-def _in_slices(case: Case) -> bool:
-    """Whether Transformers 5 runs experts one after the other, each with slices of the stacked weights."""
-    return case.layout.experts == "loop" and case.parts.experts == "sliced"
-
-
 def _in_version(field: str) -> Rule:
     return Rule(
         name=f"{field} not in this version",
@@ -337,6 +332,17 @@ def _in_version(field: str) -> Rule:
         holds=lambda case: not case.runtime.lacks or f"{field}={_value(case, field)}" not in case.runtime.lacks,
         sentence=lambda case: f"{case.runtime.version or case.runtime.name} does not have it",
         fix=lambda case: f"Use another {field}, or runtime {case.runtime.base}",
+    )
+
+
+def _chosen(field: str, what: str) -> Rule:
+    """Against a choice of a field of the layout whose code is the engine's own."""
+    return Rule(
+        name=f"{field} is the engine's own",
+        field=field,
+        holds=lambda case: getattr(case.layout, field) is None or getattr(case.layout.facts, f"chooses_{field}"),
+        sentence=lambda case: f"{case.layout.engine} computes {what} in its own way",
+        fix=lambda case: f"Leave it out, or use engine {one_of(choosing(field))}",
     )
 
 
@@ -375,7 +381,7 @@ def _without_compile(case: Case) -> str:
         return f"Leave it out: runtime {compiled} compiles its layers and loss, and {case.layout.engine} nothing"
     if case.layout.facts.compiles and case.runtime.parts.holds_inputs:
         return "Use compile=none"
-    return f"Leave it out, or use engine {one_of(engines_with(lambda facts: facts.compiles and not facts.superseded))}"
+    return f"Leave it out, or use engine {one_of(proposed_with(lambda facts: facts.compiles))}"
 
 
 COMPILED = Rule(
@@ -397,20 +403,8 @@ COMMON: tuple[Rule, ...] = (
     ),
     *OFFLOAD,
     *OFFERED,
-    Rule(
-        name="loss is the engine's own",
-        field="loss",
-        holds=lambda case: case.layout.loss is None or case.layout.facts.chooses_loss,
-        sentence=lambda case: f"{case.layout.engine} computes the loss in its own way",
-        fix=lambda case: f"Leave it out, or use engine {one_of(choosing_loss())}",
-    ),
-    Rule(
-        name="attention is the engine's own",
-        field="attention",
-        holds=lambda case: case.layout.attention is None or case.layout.facts.chooses_attention,
-        sentence=lambda case: f"{case.layout.engine} computes attention in its own way",
-        fix=lambda case: f"Leave it out, or use engine {one_of(choosing_attention())}",
-    ),
+    _chosen("loss", "the loss"),
+    _chosen("attention", "attention"),
     Rule(
         name="attention with scores in memory",
         field="attention",
@@ -468,7 +462,7 @@ COMMON: tuple[Rule, ...] = (
     Rule(
         name="loop of another family",
         field="experts",
-        holds=lambda case: not _in_slices(case) or case.model.family in LOOPED_FAMILIES,
+        holds=lambda case: case.parts.experts != "sliced" or case.model.family in LOOPED_FAMILIES,
         sentence=lambda case: (
             f"Transformers 5's loop is predicted for {' and '.join(LOOPED_FAMILIES)}, and {case.model.name} is a "
             f"{case.model.family}"

@@ -305,16 +305,16 @@ def engines_with(holds: Callable[[EngineFacts], bool]) -> tuple[str, ...]:
     return tuple(sorted(facts.name for facts in ENGINES.values() if holds(facts)))
 
 
+def proposed_with(holds: Callable[[EngineFacts], bool]) -> tuple[str, ...]:
+    """Engines whose facts hold something, but for superseded ones."""
+    return engines_with(lambda facts: holds(facts) and not facts.superseded)
+
+
 def offloading(field: str) -> tuple[str, ...]:
     """Engines that can keep what a field of the layout names in host memory, but for superseded ones."""
-    return engines_with(lambda facts: field in facts.offloads and not facts.superseded)
+    return proposed_with(lambda facts: field in facts.offloads)
 
 
-def choosing_attention() -> tuple[str, ...]:
-    """Engines that compute attention as a layout says."""
-    return engines_with(lambda facts: facts.chooses_attention and not facts.superseded)
-
-
-def choosing_loss() -> tuple[str, ...]:
-    """Engines that compute head and loss as a layout says, but for superseded ones."""
-    return engines_with(lambda facts: facts.chooses_loss and not facts.superseded)
+def choosing(field: str) -> tuple[str, ...]:
+    """Engines that compute "loss" or "attention" as a layout says, but for superseded ones."""
+    return proposed_with(lambda facts: getattr(facts, f"chooses_{field}"))

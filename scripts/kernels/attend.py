@@ -35,8 +35,8 @@ FEW = {"flex": (2048, 8192), "eager": LENGTHS[:4], "math": LENGTHS[:4]}
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def call_of(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """One forward of an implementation on tensors of [batch, heads, seq, head_dim]."""
+def call_of(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[Callable[[], torch.Tensor], Tensors]:
+    """One forward of an implementation on tensors of [batch, heads, seq, head_dim], and what its gradients are of."""
     grouped = k.shape[1] != q.shape[1]
     if name in ("sdpa", *BACKENDS):
 
@@ -44,24 +44,21 @@ def call_of(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Cal
             with sdpa_kernel(BACKENDS[name]) if name in BACKENDS else nullcontext():
                 return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 
-        return one
+        return one, (q, k, v)
     if name == "flex":
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         seq = q.shape[2]
         mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, seq, seq, device="cuda")
         compiled = torch.compile(flex_attention, dynamic=False)
-        return lambda: compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
+        return lambda: compiled(q, k, v, block_mask=mask, enable_gqa=grouped), (q, k, v)
     if name == "varlen":
         from torch.nn.attention.varlen import varlen_attn
 
         batch, _, seq, _ = q.shape
         ends = torch.arange(0, (batch + 1) * seq, seq, dtype=torch.int32, device="cuda")
-        flat = [one.transpose(1, 2).flatten(0, 1).contiguous().detach().requires_grad_() for one in (q, k, v)]
-        windows = {"window_size": (-1, 0)} if torch.__version__ >= "2.11" else {"is_causal": True}
-        call = lambda: varlen_attn(*flat, ends, ends, seq, seq, **windows)  # noqa: E731
-        call.leaves = flat  # type: ignore[attr-defined]
-        return call
+        rows = [one.transpose(1, 2).flatten(0, 1).contiguous().detach().requires_grad_() for one in (q, k, v)]
+        return lambda: varlen_attn(*rows, ends, ends, seq, seq, window_size=(-1, 0)), (rows[0], rows[1], rows[2])
 
     def eager() -> torch.Tensor:
         keys, values = (one.repeat_interleave(q.shape[1] // k.shape[1], 1) for one in (k, v))
@@ -70,7 +67,7 @@ def call_of(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Cal
         scores = q @ keys.transpose(2, 3) * q.shape[-1] ** -0.5 + hidden
         return functional.softmax(scores, -1, dtype=torch.float32).to(q.dtype) @ values
 
-    return eager
+    return eager, (q, k, v)
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -96,8 +93,7 @@ def measured(name: str, seq: int, heads: int, kv_heads: int, head_dim: int) -> t
     q, k, v = (
         torch.randn(TOKENS // seq, *size, device="cuda", dtype=torch.bfloat16).requires_grad_() for size in sizes
     )
-    call = call_of(name, q, k, v)
-    leaves = getattr(call, "leaves", (q, k, v))
+    call, leaves = call_of(name, q, k, v)
     forward_us, result = timed(call), call()
     gradient = torch.randn_like(result)
     return forward_us, timed(lambda: torch.autograd.grad(result, leaves, gradient, retain_graph=True))

@@ -7,21 +7,18 @@ Two are drawn in CI, sixteen in `make long`. Not here: what a compiled layer kee
 
 from __future__ import annotations
 
-import random
 import shutil
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
-from agents import Finished, make_plan, run_warm
+from agents import make_plan
 from combinations import Combination, on_gpus, refusal
 from msgspec.structs import replace
-from stages import furthest, size_of_error, stages_of, told, wrong_collectives
+from pairs import check_losses, check_needs, draws, report_of, run
 
-from executor.folder.rundir import read_measured, read_run_plan
 from planner.inventory.compute import COMPILED_FAMILIES
 from planner.spec import ModelSpec, presets
 from planner.spec.job import Precision
@@ -29,7 +26,6 @@ from planner.spec.layout import Compile
 from planner.spec.plan import Plan
 
 LARGEST_PEAK_ERROR_PERCENT = 3.0
-LARGEST_LOSS_ERROR = 1e-5  # relative, at any step, in fp32
 SEED = 9
 ENGINES = (("single", 0), ("ddp", 0), ("fsdp2", 3), ("deepspeed", 1), ("deepspeed", 2))
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "pure-bf16")
@@ -72,42 +68,22 @@ def every() -> Iterator[Drawn]:
 ALL = {drawn.name: drawn for drawn in every()}
 
 
-def draws(count: int, first: int = 0) -> list[str]:
-    """A sample of `count` names, drawn by the seed, after the `first` ones of the same draw."""
-    dice = random.Random(SEED)
-    return dice.sample(list(ALL), len(ALL))[first : first + count]
-
-
-def run(plan: Plan, folder: Path) -> Finished:
-    """A real run to its end."""
-    finished = run_warm(plan, folder)
-    assert set(finished.exit_codes) == {0}, finished.output[-3000:]
-    return finished
-
-
 def check(name: str, folder: Path) -> None:
     drawn = ALL[name]
     plain, compiled = (run(drawn.plan(how), folder / how) for how in ("none", "block"))
-    plan, measured = read_run_plan(compiled.folder), tuple(read_measured(compiled.folder))
-
-    losses, others = plain.column("loss"), compiled.column("loss")
-    if drawn.one.precision == "fp32":
-        assert float(np.max(np.abs(others - losses) / np.abs(losses))) <= LARGEST_LOSS_ERROR
-    assert not wrong_collectives(plan, measured)
-    _, report = furthest(stages_of(plan, measured))
-    assert size_of_error(report.peak) <= LARGEST_PEAK_ERROR_PERCENT, told(report)
-    without = furthest(stages_of(read_run_plan(plain.folder), tuple(read_measured(plain.folder))))[1]
+    check_losses(plain, compiled, drawn.one.precision)
+    check_needs(compiled, LARGEST_PEAK_ERROR_PERCENT)
     if drawn.one.recompute == "none":
-        assert report.peak.measured < without.peak.measured  # it did run compiled
+        assert report_of(compiled).peak.measured < report_of(plain).peak.measured  # it did run compiled
 
 
-@pytest.mark.parametrize("name", draws(2))
+@pytest.mark.parametrize("name", draws(ALL, SEED, 2))
 def test_compiled_layers_train_as_others_do_and_need_what_was_planned(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", draws(16, 2))
+@pytest.mark.parametrize("name", draws(ALL, SEED, 16, 2))
 def test_more_compiled_layers_train_as_others_do_and_need_what_was_planned(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
 

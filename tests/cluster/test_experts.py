@@ -7,27 +7,23 @@ not known beforehand. Not here: experts over ranks (test_equivalence.py), or tim
 
 from __future__ import annotations
 
-import random
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
-from agents import Finished, make_plan, run_warm
+from agents import make_plan
 from cases import BALANCED, job
 from combinations import STEPS, split_of
 from msgspec.structs import replace
+from pairs import check_losses, check_needs, draws, run
 from planned import TINY_MIXTRAL, TINY_QWEN3_MOE
-from stages import furthest, size_of_error, stages_of, told, wrong_collectives
 
-from executor.folder.rundir import read_measured, read_run_plan
 from planner.spec.job import Method, Precision
 from planner.spec.layout import Experts
 from planner.spec.plan import Plan
 
 LARGEST_PEAK_ERROR_PERCENT = 1.0
-LARGEST_LOSS_ERROR = 1e-5  # relative, at any step, in fp32
 SEED = 9
 MODELS = {one.family: one for one in (TINY_MIXTRAL, TINY_QWEN3_MOE)}
 METHODS: tuple[Method, ...] = ("full", "lora")
@@ -71,37 +67,20 @@ EVERY = {
 }
 
 
-def draws(count: int, first: int = 0) -> list[str]:
-    """A sample of `count` names, drawn by the seed, after the `first` ones of the same draw."""
-    return random.Random(SEED).sample(list(EVERY), len(EVERY))[first : first + count]
-
-
-def run(plan: Plan, folder: Path) -> Finished:
-    """A real run to its end, whose peak and payload are the planned ones."""
-    finished = run_warm(plan, folder, environment=BALANCED)
-    assert set(finished.exit_codes) == {0}, finished.output[-3000:]
-    plan, measured = read_run_plan(finished.folder), tuple(read_measured(finished.folder))
-    assert not wrong_collectives(plan, measured)
-    _, report = furthest(stages_of(plan, measured))
-    assert size_of_error(report.peak) <= LARGEST_PEAK_ERROR_PERCENT, told(report)
-    return finished
-
-
 def check(name: str, folder: Path) -> None:
     drawn = EVERY[name]
-    loop, grouped = (run(drawn.plan(experts), folder / experts) for experts in ("loop", "grouped"))
+    loop, grouped = (run(drawn.plan(experts), folder / experts, BALANCED) for experts in ("loop", "grouped"))
+    check_losses(grouped, loop, drawn.precision)
+    for each in (loop, grouped):
+        check_needs(each, LARGEST_PEAK_ERROR_PERCENT)
 
-    if drawn.precision == "fp32":
-        losses, others = grouped.column("loss"), loop.column("loss")
-        assert float(np.max(np.abs(others - losses) / np.abs(losses))) <= LARGEST_LOSS_ERROR
 
-
-@pytest.mark.parametrize("name", draws(1))
+@pytest.mark.parametrize("name", draws(EVERY, SEED, 1))
 def test_experts_in_a_loop_train_as_grouped_ones_and_both_need_what_was_planned(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", draws(12, 1))
+@pytest.mark.parametrize("name", draws(EVERY, SEED, 12, 1))
 def test_more_experts_in_a_loop_train_as_grouped_ones_and_need_what_was_planned(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)

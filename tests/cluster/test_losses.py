@@ -7,20 +7,18 @@ Sixty are drawn in `make long`, six in CI. Not here: gradients (tests/executor/t
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
-from agents import Finished, make_plan, run_warm
+from agents import make_plan
 from combinations import MODEL, REFUSED, RUN, TRACE_BATCH, TRACED, Combination, on_gpus, refusal
 from msgspec.structs import replace
-from stages import furthest, size_of_error, stages_of, told, wrong_collectives
+from pairs import check_losses, check_needs, draws, run
+from stages import size_of_error, told
 
-from executor.folder.rundir import read_measured, read_run_plan
 from executor.measure.trace import compared
 from executor.worker.trace.trace import trace
 from planner.spec import presets
@@ -29,7 +27,6 @@ from planner.spec.plan import Plan
 from scripts.trace_pairs import planned
 
 LARGEST_PEAK_ERROR_PERCENT = 1.0
-LARGEST_LOSS_ERROR = 1e-5  # relative, at any step, in fp32
 SEED = 9
 OWN: tuple[Loss, ...] = ("in-place", "chunked")
 
@@ -70,31 +67,11 @@ ALL_RUN = {drawn.name: drawn for drawn in every(RUN)}
 ALL_TRACED = {drawn.name: drawn for drawn in every(TRACED)}
 
 
-def draws(names: dict[str, Drawn], count: int, first: int = 0) -> list[str]:
-    """A sample of `count` names, drawn by the seed, after the `first` ones of the same draw."""
-    dice = random.Random(SEED)
-    mixed = dice.sample(list(names), len(names))
-    return mixed[first : first + count]
-
-
-def run(plan: Plan, folder: Path) -> Finished:
-    """A real run to its end."""
-    finished = run_warm(plan, folder)
-    assert set(finished.exit_codes) == {0}, finished.output[-3000:]
-    return finished
-
-
 def check_run(name: str, folder: Path) -> None:
     drawn = ALL_RUN[name]
     whole, own = (run(drawn.plan(loss), folder / loss) for loss in ("whole", drawn.loss))
-    plan, measured = read_run_plan(own.folder), tuple(read_measured(own.folder))
-
-    losses, others = whole.column("loss"), own.column("loss")
-    if drawn.one.precision == "fp32":
-        assert float(np.max(np.abs(others - losses) / np.abs(losses))) <= LARGEST_LOSS_ERROR
-    assert not wrong_collectives(plan, measured)
-    _, report = furthest(stages_of(plan, measured))
-    assert size_of_error(report.peak) <= LARGEST_PEAK_ERROR_PERCENT, told(report)
+    check_losses(whole, own, drawn.one.precision)
+    check_needs(own, LARGEST_PEAK_ERROR_PERCENT)
 
 
 def check_trace(name: str) -> None:
@@ -103,24 +80,24 @@ def check_trace(name: str) -> None:
     assert size_of_error(report.peak) <= LARGEST_PEAK_ERROR_PERCENT, told(report)
 
 
-@pytest.mark.parametrize("name", draws(ALL_RUN, 3))
+@pytest.mark.parametrize("name", draws(ALL_RUN, SEED, 3))
 def test_a_run_trains_as_on_whole_logits_and_needs_what_was_planned(name: str, tmp_path: Path) -> None:
     check_run(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", draws(ALL_TRACED, 3))
+@pytest.mark.parametrize("name", draws(ALL_TRACED, SEED, 3))
 def test_a_trace_needs_what_was_planned(name: str) -> None:
     check_trace(name)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", draws(ALL_RUN, 24, 3))
+@pytest.mark.parametrize("name", draws(ALL_RUN, SEED, 24, 3))
 def test_more_runs_train_as_on_whole_logits_and_need_what_was_planned(name: str, tmp_path: Path) -> None:
     check_run(name, tmp_path)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", draws(ALL_TRACED, 36, 3))
+@pytest.mark.parametrize("name", draws(ALL_TRACED, SEED, 36, 3))
 def test_more_traces_need_what_was_planned(name: str) -> None:
     check_trace(name)
 

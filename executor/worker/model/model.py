@@ -7,6 +7,7 @@ Not here: the numbers (values.py), adapters (adapters.py), 4-bit weights (quanti
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -57,14 +58,8 @@ def unfilled_model(plan: Plan) -> Unfilled:
     seed_all(job.recipe.seed)
     recorder = Recorder()
     chosen = {"attn_implementation": plan.layout.attention} if plan.layout.attention is not None else {}
-    with _WithoutData():
-        if job.recipe.checkpoint:
-            model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype, trust_remote_code=False, **chosen)
-        else:
-            with recorder:
-                model = AutoModelForCausalLM.from_config(
-                    model_config(plan), dtype=dtype, trust_remote_code=False, **chosen
-                )
+    with _WithoutData(), nullcontext() if job.recipe.checkpoint else recorder:
+        model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype, trust_remote_code=False, **chosen)
     if plan.layout.experts is not None:
         model.set_experts_implementation(IMPLEMENTATIONS[plan.layout.experts])
     model.config.use_cache = False
