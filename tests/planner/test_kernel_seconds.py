@@ -206,7 +206,7 @@ def test_a_new_gpu_needs_to_name_one_that_is_near(tmp_path: Path):
 def test_every_file_is_of_a_gpu_names_known_ones_and_has_a_product(gpu: str):
     times = kernel_times(gpu)
     told = {"first_tile"} if times.first_tile else set()
-    assert set(times.sources) == {"multiprocessors", "l2_bytes", "nearest"} | told
+    assert set(times.sources) == {"generation", "multiprocessors", "l2_bytes", "nearest"} | told
     chain = [one.gpu for one in times.chain]
     assert chain[: len(times.nearest) + 1] == [gpu, *times.nearest] and len(times.nearest) > 0
     assert len(set(chain)) == len(chain)
