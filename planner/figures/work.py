@@ -21,6 +21,7 @@ from planner.figures.unitkernels import (
     SCORES,
     adapters_beside,
     again_kernels,
+    attention_factors,
     attention_kernels,
     conversions,
     product_kernels,
@@ -214,7 +215,8 @@ def work_categories(case: Case) -> tuple[Hashable, ...]:
     layout = case.layout
     own = layout.engine, layout.zero_stage, layout.sequence_parallel, layout.token_dispatcher
     again = layout.recompute, layout.recompute_modules
-    return case.walked_model, case.job, case.parts, case.loops_experts, case.twice, *own, *again
+    read = case.walked_model, case.job, case.parts, case.loops_experts, case.twice, attention_factors(case)
+    return *read, *own, *again
 
 
 def _unit_work(whole: Case) -> dict[str, Work]:

@@ -17,6 +17,7 @@ from planner.ask.question import Question
 from planner.basics.errors import PlannerError
 from planner.decide.estimation import estimate
 from planner.decide.strategies import answer as decided
+from planner.figures import work
 from planner.figures.kernels.attention import attention_kernel_seconds
 from planner.figures.kernels.products import Product, named
 from planner.figures.kernels.step import kernels_seconds
@@ -61,6 +62,15 @@ def test_what_is_not_known_of_a_code_on_a_device_is_said() -> None:
         for cluster, code in [("dgx-h100", "flash4"), ("dgx-h100", "flash2"), ("dgx-a100", "flash3")]
     }
     assert said == {("dgx-h100", "flash4"): True, ("dgx-h100", "flash2"): False, ("dgx-a100", "flash3"): True}
+
+
+def test_what_was_asked_of_one_gpu_changes_no_answer_about_another() -> None:
+    asked = [(cluster, code) for code in (None, *CODES) for cluster in ("dgx-h100", "dgx-b200", "dgx-a100")]
+    orders = []
+    for one_order in (asked, asked[::-1]):
+        work._WORKS.clear()
+        orders.append({one: answer(question(cluster=one[0]), one[1]).time.step_s for one in one_order})
+    assert orders[0] == orders[1]
 
 
 def test_a_code_s_factor_is_of_its_generation_and_of_heads_as_wide() -> None:
