@@ -144,7 +144,7 @@ def _attention_code(case: Case) -> AttentionCode | None:
     if times is None:
         return None
     width = max(case.model.qk_width, case.model.v_width) / case.model.heads
-    return times.attention_code(case.parts.attention, width)
+    return times.attention_code(case.parts.attention, width, case.job.attention_span)
 
 
 def _ring_bytes(case: Case, split: Number) -> tuple[Number, Number]:

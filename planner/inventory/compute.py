@@ -74,7 +74,7 @@ def with_attention(parts: Kernels, attention: str) -> Kernels:
     called flash. FlashAttention's functions and flex_attention keep packed
     documents apart by their ends or by blocks, without a mask of every pair (transformers 5.23.0,
     modeling_flash_attention_utils.py, _flash_attention_forward; masking_utils.py, flex_attention_mask)."""
-    packing = "mask" if attention in ("eager", "sdpa") else "varlen"
+    packing = {"eager": "mask", "sdpa": parts.packing}.get(attention, "varlen")
     return msgspec.structs.replace(parts, attention="flash" if attention == "sdpa" else attention, packing=packing)
 
 

@@ -202,6 +202,7 @@ _RECORDS = (
         name="torchtitan",
         runtime="torchtitan",
         compiled_runtime="torchtitan-compiled",
+        chooses_attention=True,
         zero_stages=(3,),
         splits=("tp", "cp", "pp", "ep"),
         recompute=("none", "sac:matmul", "full"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -110,12 +111,13 @@ class AttentionTimes(KernelRates, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class AttentionCode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many times as long as the attention above another implementation takes, forward and backward, with heads of
-    up to `head_dim` elements; `code` is its name in a layout."""
+    up to `head_dim` elements over sequences of up to `tokens` (0: of any length); `code` is its name in a layout."""
 
     code: str
     head_dim: Annotated[int, msgspec.Meta(gt=0)]
     forward: Positive
     backward: Positive
+    tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     source: str
 
 
@@ -206,16 +208,21 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         known = _first(one for level in self.chain for one in level.attention if one.backward_share is not None)
         return known and msgspec.structs.replace(found, backward_share=known.backward_share)
 
-    def attention_code(self, code: str, head_dim: float) -> AttentionCode | None:
-        """What an implementation of attention takes on chips of this generation; None where that is not known."""
+    def attention_code(self, code: str, head_dim: float, tokens: float) -> AttentionCode | None:
+        """What an implementation of attention takes on chips of this generation over sequences of `tokens`; None where
+        that is not known."""
         known = [
             one
             for level in self.chain
             if level.generation == self.generation
             for one in level.attention_codes
-            if one.code == code
+            if one.code == code and (one.tokens == 0 or one.tokens >= tokens)
         ]
-        return min(known, key=lambda one: (one.head_dim < head_dim, abs(one.head_dim - head_dim)), default=None)
+        return min(
+            known,
+            key=lambda one: (one.head_dim < head_dim, abs(one.head_dim - head_dim), one.tokens or inf),
+            default=None,
+        )
 
     def move(self, kind: str) -> MemoryTimes | None:
         """Kernels of that kind that only move bytes."""

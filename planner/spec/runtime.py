@@ -103,7 +103,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.version or f"{self.name} of a version that is not recorded"
 
 
-LACKING = ("precision", "token_dispatcher", "experts")
+LACKING = ("precision", "token_dispatcher", "experts", "attention")
 """Fields of which a version may lack a value."""
 VERSION_MARK = "@"
 """Stands between the name of a runtime and that of a version which is not its default."""

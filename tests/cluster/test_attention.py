@@ -15,7 +15,7 @@ from combinations import MODEL, RUN, Combination, on_gpus, refusal
 from msgspec.structs import replace
 from pairs import check_losses, check_needs, draws, run
 
-from planner.spec.engines import choosing
+from planner.spec.engines import ENGINES, choosing
 from planner.spec.layout import AttentionName
 from planner.spec.plan import Plan
 
@@ -58,4 +58,5 @@ def test_more_runs_train_as_with_fused_attention_and_need_what_was_planned(name:
 
 
 def test_every_engine_that_chooses_its_attention_is_run_with_eager() -> None:
-    assert {one.engine for one in ALL_RUN.values()} == set(choosing("attention"))
+    launched = {engine for engine in choosing("attention") if ENGINES[engine].framework is not None}
+    assert {one.engine for one in ALL_RUN.values()} == launched

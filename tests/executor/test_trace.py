@@ -10,12 +10,18 @@ import subprocess
 import sys
 import time
 import tomllib
+from itertools import product
+from random import Random
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
+import torch
 from click.testing import CliRunner
 from msgspec.structs import replace
+from torch import Tensor
+from torch.nn import functional
 
 from executor.cli import executor
 from executor.measure import trace as traces
@@ -26,6 +32,7 @@ from executor.worker.trace.trace import trace
 from planner.basics.errors import PlannerError
 from planner.basics.quantities import BYTES
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob, presets
+from planner.spec.job import Precision
 from planner.spec.plan import PhaseMemory, Plan, encode_plan
 from scripts.trace_pairs import LARGE, PAIRS, PEAK_PERCENT, TERM_PERCENT, Pair, large_terms, plan_of, planned, traced
 
@@ -79,6 +86,51 @@ def test_planner_and_trace_agree_on_peak_and_large_terms(name: str) -> None:
         assert abs(line.error_percent) <= allowed, line
     for line in report.traffic.lines:
         assert line.error_percent == pytest.approx(0, abs=1e-6), line
+
+
+BACKENDS = {
+    "flash": (torch.ops.aten._scaled_dot_product_flash_attention, False),
+    "efficient": (torch.ops.aten._scaled_dot_product_efficient_attention, True),
+    "cudnn": (torch.ops.aten._scaled_dot_product_cudnn_attention, True),
+}
+"""The kernels among which torch's scaled_dot_product_attention chooses on a GPU (ATen,
+transformers/cuda/sdp_utils.cpp), and whether each takes a mask and whether to keep the rows' sums."""
+
+
+EVERY_BACKEND = list(product(BACKENDS, ("bf16", "pure-bf16"), (("ddp", 1), ("fsdp2", 8)), ("none", "full")))
+BACKENDS_IN_CI = Random(3).sample(EVERY_BACKEND, 4)
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision", "over", "recompute"),
+    [pytest.param(*one, marks=() if one in BACKENDS_IN_CI else pytest.mark.long) for one in EVERY_BACKEND],
+)
+def test_each_kernel_of_torch_s_attention_keeps_what_is_planned(
+    backend: str, precision: Precision, over: tuple[str, int], recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (kernel, with_mask), (engine, shards) = BACKENDS[backend], over
+    called = []
+
+    def chosen(query: Tensor, key: Tensor, value: Tensor, *args: Any, is_causal: bool, **kwargs: Any) -> Tensor:
+        assert not args and kwargs.pop("attn_mask", None) is None and kwargs.pop("dropout_p", 0.0) == 0.0
+        called.append(backend)
+        if torch.is_autocast_enabled("cpu"):  # which casts what a call of the whole function is given
+            query, key, value = (one.to(torch.bfloat16) for one in (query, key, value))
+        masked = (None, torch.is_grad_enabled()) if with_mask else ()
+        result: Tensor = kernel(query, key, value, *masked, 0.0, is_causal, scale=kwargs["scale"])[0]
+        return result
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", chosen)
+    layout = Layout(
+        engine=engine, zero_stage=3 if shards > 1 else 0, dp_shard=shards, dp_replicate=8 // shards,
+        micro_batch_size=2, recompute=recompute, attention="sdpa",
+    )  # fmt: skip
+    # The memory-efficient kernel is never given grouped heads (sdp_utils.cpp, check_batch_size_and_num_heads_dense).
+    model = replace(presets.model("tiny-llama"), kv_heads=4 if backend == "efficient" else 2)
+    plan = planned(model, TrainingJob(precision=precision, seq_len=1024), layout)
+    report = traces.compared(plan, trace(plan, 0))
+
+    assert called and report.memory.peak.error_percent == pytest.approx(0, abs=0.5)
 
 
 LITE, V3 = presets.model("deepseek-v2-lite"), presets.model("deepseek-v3")

@@ -236,28 +236,6 @@ def test_products_of_a_source_take_longer_and_its_attention_does_not() -> None:
     assert slowed(coefficients(case, GUESSES), NONE) == coefficients(case, GUESSES)
 
 
-def test_attention_of_a_source_takes_longer_and_its_products_do_not() -> None:
-    case = case_of("llama-3-8b", ep=1)
-    plain, slow, both = (
-        step_parts(case, GUESSES, conditions)[1]
-        for conditions in (
-            NONE, Conditions(attention_times=1.75), Conditions(attention_times=1.75, product_times=1.35)
-        )
-    )  # fmt: skip
-    assert plain is not None and slow is not None and both is not None
-    device = device_for(case, plain.work, coefficients(case, GUESSES))
-    assert device is not None and device.kernels is not None
-    every = plain.work["layer"].forward.kernels
-    attention_s, products_s = (
-        float(kernels_seconds([one for one in every if isinstance(one, Attention) is which], device.kernels))
-        for which in (True, False)
-    )
-
-    gained, more = (float(one.busy["layer"].forward_s - plain.busy["layer"].forward_s) for one in (slow, both))
-    assert gained == pytest.approx(0.75 * attention_s)
-    assert more == pytest.approx(0.75 * attention_s + 0.35 * products_s)
-
-
 def test_nothing_that_a_source_sends_alone_is_hidden() -> None:
     case = case_of("llama-3-8b", ep=1, dp_shard=64, tp=2)
     plain, alone = (step_time(case, GUESSES, conditions=each) for each in (NONE, Conditions(sent_alone=True)))

@@ -53,7 +53,7 @@ class Conditions(RunConditions, frozen=True, kw_only=True):
     group leaves the node; a bucket of gradients takes `bucket_share` of it. For each neighbouring stage a pass waits
     `poll_s` in each of `forward_polls` or `backward_polls` loops that ask whether a send is done.
 
-    Products took `product_times` as long as the kernels that were measured elsewhere, attention `attention_times`.
+    Products took `product_times` as long as the kernels that were measured elsewhere.
     Products with rows that are not multiple of 16 bytes ran at `unaligned_share` of the device's fp32 rate; 0: as fast
     as others. `exchanges_beside`:
     experts' exchanges of one micro-batch ran beside the other pass of another (Megatron-Core's
@@ -71,7 +71,6 @@ class Conditions(RunConditions, frozen=True, kw_only=True):
     forward_polls: int = 0
     backward_polls: int = 0
     product_times: float = 1.0
-    attention_times: float = 1.0
     unaligned_share: float = 0.0
     exchanges_beside: bool = False
     parted_sends: bool = False
@@ -168,16 +167,12 @@ def polls_of(conditions: Conditions, stages: int, stage: int) -> tuple[float, fl
 
 
 def slowed(known: Coefficients, conditions: Conditions) -> Coefficients:
-    """Coefficients with products that take `product_times` as long and attention `attention_times`, and with nothing
-    hidden of what was sent alone."""
+    """Coefficients with products that take `product_times` as long, and with nothing hidden of what was sent alone."""
     if conditions.sent_alone:
         known = replace(known, overlap=replace(known.overlap, hidden_share=0.0))
-    products, attention = conditions.product_times, conditions.attention_times
-    if products == attention == 1.0:
-        return known
-    compute = known.compute
-    times = replace(compute, pace=compute.pace * products, attention_pace=compute.attention_pace * attention / products)
-    return replace(known, compute=times)
+    compute, longer = known.compute, conditions.product_times
+    times = replace(compute, pace=compute.pace * longer, attention_pace=compute.attention_pace / longer)
+    return known if longer == 1.0 else replace(known, compute=times)
 
 
 def loads_under(

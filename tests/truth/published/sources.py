@@ -63,12 +63,13 @@ RUNTIMES: dict[str, RowRuntime] = {
     ),
     "llm-foundry": RowRuntime(
         {"*": "pytorch-fsdp1"},
-        parts={"norm": "fused", "loss": "native"},
+        parts={"norm": "fused", "loss": "native", "attention": "flash2"},
         switches={"sync_each_micro_batch": True},
         steps="for-loop",
         guess="flash-attn's fused loss as PyTorch's in 16 bits, mixed_precision DEFAULT's fp32 reductions in 16 bits",
         source="llm-foundry, models/mpt/modeling_mpt.py: low-precision layernorm, plain MLP, fused_crossentropy; "
-        "yamls/pretrain/mpt-7b.yaml: decoupled_adamw, a for loop (Composer, optim/decoupled_weight_decay.py); "
+        "setup.py: flash-attn 2; yamls/pretrain/mpt-7b.yaml: attn_impl flash, decoupled_adamw, a for loop (Composer, "
+        "optim/decoupled_weight_decay.py); "
         "Composer, distributed/dist_strategy.py, ddp_sync_context: FSDP reduces every micro-batch",
     ),
     "fms-fsdp": RowRuntime(
@@ -234,12 +235,6 @@ GRAPHED_IN_BRIDGE = (
 """Rows whose recipes set cuda_graphs (v0.1.0rc4: scripts/performance/configs/qwen3/*.yaml), which graphs each layer
 whole (Megatron-Core 0.14, core/transformer/transformer_layer.py: cuda_graph_scope "full")."""
 
-FLASH_2_ON_HOPPER = Conditions(attention_times=1.75)
-"""FlashAttention-3, which like the measured kernels has Hopper's own instructions, is 1.5 to 2.0 times as fast as
-FlashAttention-2 there (Shah et al. 2024, arXiv 2407.08608, abstract): the middle. scaled_dot_product_attention prefers
-cuDNN on such devices in torch 2.13 (sdp_utils.cpp, check_prefer_cudnn_attention) and FlashAttention-2 before. When that
-changed is not known to the month: of NVIDIA's build of May 2025, which the H200 ran, it is a guess."""
-
 QUIRKS: dict[str, Quirk] = {
     "huggingface nanotron ultrascale-playbook (copy in vinjn/nanotron-ultrascale-playbook)": Quirk(
         network="EFA",
@@ -391,8 +386,13 @@ QUIRKS: dict[str, Quirk] = {
     ),
     # 9dec370, train.py: the loss is left to run eagerly (e8977b007), until components/loss.py compiles it.
     "pytorch/torchtitan": Quirk(
-        parts=((r"h100_202412", {"loss": "eager-fp32"}),),
-        conditions=((r"h100_202412|h200_2025-06", FLASH_2_ON_HOPPER),),
+        # scaled_dot_product_attention prefers cuDNN on Hopper in torch 2.13 (sdp_utils.cpp,
+        # check_prefer_cudnn_attention) and FlashAttention-2 before. When that changed is not known to the month: of
+        # NVIDIA's build of May 2025, which the H200 ran, it is a guess.
+        parts=(
+            (r"h100_202412", {"loss": "eager-fp32", "attention": "flash2"}),
+            (r"h200_2025-06", {"attention": "flash2"}),
+        ),
     ),
     "mosaicml/llm-foundry": Quirk(note="mfu counts whole, not causal, attention: tokens/s is compared"),
 }
