@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from executor.backends.launched import LAUNCHED
+from executor.backends.launched import FLASH_MODULES, LAUNCHED
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.inventory import lora_targets
 from planner.inventory.optimizers import BITSANDBYTES_8BIT
@@ -190,9 +190,30 @@ TRAINER: tuple[Rule, ...] = (
     ),
     _planned_alone(
         "attention",
-        lambda case: case.layout.attention in (None, "eager", "sdpa"),
-        "the trainer runs Transformers' eager code and torch's scaled_dot_product_attention",
+        lambda case: case.layout.attention in (None, "eager", "sdpa", *FLASH_MODULES),
+        "the trainer runs Transformers' eager code, torch's scaled_dot_product_attention and FlashAttention 2 and 3",
         "Use attention=sdpa",
+    ),
+    Rule(
+        name="FlashAttention without a GPU",
+        field="attention",
+        holds=lambda case: case.layout.attention not in FLASH_MODULES or case.cluster.gpu.kind == "cuda",
+        sentence=lambda case: f"FlashAttention's kernels run on NVIDIA GPUs, not on {case.cluster.gpu.name}",
+        fix=lambda case: "Use attention=sdpa",
+    ),
+    _planned_alone(
+        "attention",
+        lambda case: case.layout.attention not in FLASH_MODULES or case.job.mean_seq_len is None,
+        "the trainer keeps documents apart by a mask, which FlashAttention's kernels do not take",
+        "Use attention=sdpa, or leave mean_seq_len out",
+        what="FlashAttention of documents",
+    ),
+    _planned_alone(
+        "attention",
+        lambda case: case.layout.attention not in FLASH_MODULES or case.layout.recompute in ("none", "full"),
+        "the trainer recomputes FlashAttention with whole layers alone",
+        "Use recompute=full, or attention=sdpa",
+        what="FlashAttention by itself again",
     ),
     _planned_alone("liger", lambda case: not case.layout.liger, "the trainer runs Transformers' own modules", LEFT_OUT),
     _planned_alone(

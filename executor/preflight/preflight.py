@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from executor.backends.launched import FLASH_MODULES, PACKAGES
 from executor.folder.checkpoints import expected_bytes
 from executor.system import cgroups
 from executor.system.facts import cores, versions
@@ -71,9 +72,11 @@ def check_shape(plan: Plan, nodes: int) -> int:
     return world // nodes
 
 
-def check_software(engine: str, job: TrainingJob) -> None:
+def check_software(engine: str, job: TrainingJob, attention: str | None = None) -> None:
     """The packages the ranks will import are installed here. Nothing is imported to find out."""
     needed = ["torch", "transformers", ENGINES[engine].framework or "torch"]
+    if attention in FLASH_MODULES:
+        needed.append(FLASH_MODULES[attention])
     if job.method != "full":
         needed.append("peft")
     if job.method == "qlora" or job.optimizer.name in BITSANDBYTES_8BIT:
@@ -89,7 +92,7 @@ def check_packages(needed: list[str]) -> None:
             "software",
             None,
             f"{' and '.join(missing)} not installed",
-            f"Install it: {sys.executable} -m pip install {' '.join(missing)}",
+            f"Install it: {sys.executable} -m pip install {' '.join(PACKAGES.get(name, name) for name in missing)}",
             exit_code=PREFLIGHT,
         )
 

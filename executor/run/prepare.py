@@ -161,7 +161,7 @@ def host_checks(plan: Plan, options: RunOptions, ranks: int, *, every_line: bool
     plan was made. `every_line` of the data is read, or the first alone."""
     checks = [
         Check("devices", lambda: preflight.check_devices(plan, ranks=ranks), of_host=True),
-        Check("software", lambda: preflight.check_software(plan.layout.engine, plan.job), of_host=True),
+        Check("software", lambda: preflight.check_software(plan.layout.engine, plan.job, plan.layout.attention), of_host=True),
         Check("versions", lambda: preflight.check_versions(plan), of_host=True),
         Check("memory", lambda: preflight.check_host_memory(plan, ranks=ranks), of_host=True),
         Check("GPU memory", lambda: limits.check_gpu_memory(plan, ranks), of_host=True),

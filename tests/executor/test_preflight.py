@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from test_rundir import make_plan
 
+from executor.backends.launched import FLASH_MODULES, PACKAGES
 from executor.folder import ownscript
 from executor.folder.checkpoints import expected_bytes
 from executor.preflight import preflight
@@ -127,6 +128,15 @@ def test_8_bit_optimizers_need_bitsandbytes(monkeypatch):
     preflight.check_software("ddp", TrainingJob())
     error = refusal(preflight.check_software, "ddp", TrainingJob(optimizer=Optimizer(name="adamw-8bit")))
     assert error.exit_code == 3 and "bitsandbytes not installed" in error.sentence
+
+
+@pytest.mark.parametrize(("attention", "module"), FLASH_MODULES.items())
+def test_flash_attention_needs_its_package(monkeypatch, attention, module):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else name)
+    preflight.check_software("ddp", TrainingJob(), "sdpa")
+    error = refusal(preflight.check_software, "ddp", TrainingJob(), attention)
+    assert error.exit_code == 3 and f"{module} not installed" in error.sentence
+    assert error.fix.endswith(f"pip install {PACKAGES[module]}")
 
 
 def test_a_script_that_is_not_there_is_refused(tmp_path):

@@ -37,7 +37,7 @@ def _words(name: str) -> set[str]:
 @pytest.mark.parametrize("code", list(CODES))
 def test_a_code_takes_its_factor_of_the_measured_kernels(code: str, head_dim: int) -> None:
     device = this_card()
-    known, times = device.times.attention_code(code, head_dim), device.times.attend(backward=True)
+    known, times = device.times.attention_code(code, head_dim, SEQ), device.times.attend(backward=True)
     if known is None or times is None:
         pytest.skip(f"nothing is known of {code} on {device.name}")
     took = measured(CODES[code], SEQ, HEADS, HEADS, head_dim)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from executor.backends.launched import FLASH_MODULES
 from planner.calibrate.rows import Row, read_rows
 
 PROJECT = Path(__file__).parents[2]
@@ -100,6 +101,20 @@ def test_one_gpu_trains_and_its_row_has_what_allocator_and_card_say(real: Measur
     assert measured.step_time_s > 0 and measured.tokens_per_s_per_gpu > 0
     assert row.gpu_facts["name"] and row.gpu_facts["driver"] and row.versions["torch"]
     assert measured.mfu is None or 0 < measured.mfu < 1  # None: a card without a preset
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "module"),
+    [("compile", "block", "triton"), *(("attention", *one) for one in FLASH_MODULES.items())],
+)
+def test_a_run_with_other_code_needs_what_was_planned(field: str, value: str, module: str, tmp_path: Path):
+    pytest.importorskip(module)
+    cell = f'[[cells]]\n{COMMON}layout = "single"\ngpus = 1\nmicro_batch_size = 1\n{field} = "{value}"\n'
+    own = measure(tmp_path, field, cell)
+    row, told = own.rows["single"], own.told["single"]["predicted"]
+
+    assert row.status == "completed" and getattr(row.plan.layout, field) == value
+    assert sum(row.measured.terms_gib.values()) == pytest.approx(told["peak_memory_gib"], rel=0.03)
 
 
 def test_following_storages_does_not_change_what_is_allocated(real: Measured):

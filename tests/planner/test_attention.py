@@ -36,8 +36,7 @@ def question(**given: Any) -> Question:
 
 
 def layout(attention: AttentionName | None = None, **fields: Any) -> Layout:
-    shards = {"dp_shard": 8} | fields
-    return Layout(engine="fsdp2", zero_stage=3, recompute="full", attention=attention, **shards)
+    return Layout(engine="fsdp2", zero_stage=3, attention=attention, **({"dp_shard": 8, "recompute": "full"} | fields))
 
 
 def answer(asked: Question, attention: AttentionName | None, **fields: Any) -> Any:
@@ -113,6 +112,19 @@ def test_packed_documents_need_no_mask_of_every_pair_where_a_code_takes_their_en
 def test_what_cannot_be_is_refused_by_name(given: dict[str, str], message: str) -> None:
     with pytest.raises(PlannerError, match=message):
         decided(question(**({"dp_shard": 8, "seq_len": 2048} | given)))
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100", "cpu"])
+@pytest.mark.parametrize("recompute", ["none", "attention", "full"])
+@pytest.mark.parametrize("documents", [{}, {"packing": "packed", "mean_seq_len": 512}])
+@pytest.mark.parametrize("code", CODES)
+def test_the_trainer_launches_what_it_can_and_the_rest_is_planned(
+    cluster: str, recompute: str, documents: dict[str, Any], code: AttentionName
+) -> None:
+    where: dict[str, Any] = {"cluster": cluster} if cluster != "cpu" else {"cluster": None, "gpu": "cpu"}
+    found = answer(question(model="tiny-llama", seq_len=512, **where, **documents), code, recompute=recompute)
+    flash = code in ("flash2", "flash3") and (cluster, documents, recompute != "attention") == ("dgx-h100", {}, True)
+    assert found.launchable is (code in ("eager", "sdpa") or flash)
 
 
 def test_a_soft_cap_is_within_flash_attention_and_keeps_no_scores() -> None:

@@ -33,6 +33,8 @@ from planner.spec.plan import Plan
 IMPLEMENTATIONS = {"loop": "eager", "grouped": "grouped_mm"}
 """Transformers 5's names of what a plan says of experts (integrations/moe.py); without either it takes grouped_mm where
 torch has it."""
+ATTENTION = {"flash2": "flash_attention_2", "flash3": "flash_attention_3"}
+"""Its names of a plan's attention, where they differ."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def unfilled_model(plan: Plan) -> Unfilled:
     job, dtype = plan.job, weight_dtype(plan.job)
     seed_all(job.recipe.seed)
     recorder = Recorder()
-    chosen = {"attn_implementation": plan.layout.attention} if plan.layout.attention is not None else {}
+    attention = plan.layout.attention
+    chosen = {} if attention is None else {"attn_implementation": ATTENTION.get(attention, attention)}
     with _WithoutData(), nullcontext() if job.recipe.checkpoint else recorder:
         model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype, trust_remote_code=False, **chosen)
     if plan.layout.experts is not None:
