@@ -11,7 +11,7 @@
 #   make layouts   the layouts of make test-cluster again, and the table of docs/accuracy.md made of them
 #   make predictions   the planner's side of these tables again, where only the planner changed
 #   make combinations  every combination of make long again, and the tables of docs/accuracy.md made of them
-#   make trace     planner beside traces, no GPU    make calibration  fit the published measurements again (2 minutes)
+#   make trace     planner beside traces, no GPU    make calibration  fit the published measurements again (ten minutes)
 #   make fuzz      5,000 wrong inputs and odd files by chance; SEED=1 for the same ones again (3 minutes)
 #   make same      3,000 questions to the planner, their figures and words as when the hashes were stored (4 minutes)
 #   make mutants   60 single changes of formulas by chance, and those that no quick test notices; SEED=1 for others (10 minutes)
