@@ -118,6 +118,7 @@ def launched_by(framework: str) -> tuple[str, ...]:
     """Engines that a framework launches here."""
     return tuple(name for name in LAUNCHED if ENGINES[name].framework == framework)
 
+
 FLASH_MODULES = {"flash2": "flash_attn", "flash3": "flash_attn_interface"}
 """What Transformers imports for FlashAttention (transformers 5.23.0, utils/import_utils.py)."""
 PACKAGES = {"flash_attn": "flash-attn", "flash_attn_interface": "flash-attn-3"}

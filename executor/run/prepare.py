@@ -159,15 +159,16 @@ def check_profile(plan: Plan, step: int | None) -> None:
 def host_checks(plan: Plan, options: RunOptions, ranks: int, *, every_line: bool = True) -> tuple[Check, ...]:
     """Checks of a machine that starts `ranks` of the plan's: devices, packages, memory, and files as they were when the
     plan was made. `every_line` of the data is read, or the first alone."""
+    layout = plan.layout
     checks = [
         Check("devices", lambda: preflight.check_devices(plan, ranks=ranks), of_host=True),
-        Check("software", lambda: preflight.check_software(plan.layout.engine, plan.job, plan.layout.attention), of_host=True),
+        Check("software", lambda: preflight.check_software(layout.engine, plan.job, layout.attention), of_host=True),
         Check("versions", lambda: preflight.check_versions(plan), of_host=True),
         Check("memory", lambda: preflight.check_host_memory(plan, ranks=ranks), of_host=True),
         Check("GPU memory", lambda: limits.check_gpu_memory(plan, ranks), of_host=True),
         Check("shared memory", lambda: limits.check_shared_memory(plan, ranks), of_host=True),
         Check("locked memory", lambda: limits.check_locked_memory(plan, options.nodes), of_host=True),
-        Check("open files", lambda: limits.check_open_files(plan.layout.world_size), of_host=True),
+        Check("open files", lambda: limits.check_open_files(layout.world_size), of_host=True),
     ]
     if options.script:
         return tuple(checks)

@@ -54,7 +54,11 @@ def value(name: str, given: Given) -> Any:
     """An option's value within its range; None where it was not given."""
     option, check = OPTIONS[name], CHECKS.get(OPTIONS[name].kind)
     typed = given.get(name)
-    return typed if check is None else check(name, typed, option.low, option.high)
+    found = typed if check is None else check(name, typed, option.low, option.high)
+    if option.among and (unknown := [one for one in found or () if one not in option.among]):
+        rule = f"must be of {', '.join(option.among)}"
+        raise PlannerError(name, unknown[0], rule, did_you_mean(unknown[0], option.among))
+    return found
 
 
 def typed(name: str, value: Any, field: str) -> Any:
@@ -107,7 +111,9 @@ def _assumed(given: Given, cluster: Cluster) -> tuple[str, ...]:
     """Options of the nodes that were left out: a GPU alone says nothing of its network and its host."""
     if given.get("cluster") is not None or cluster.gpu.kind == "cpu":
         return ()
-    return tuple(name for name in ("inter_gbps", "host_memory") if given.get(name) is None)
+    sized = any(given.get(name) is not None for name in ("gpus", "nodes"))
+    left_out = tuple(name for name in ("inter_gbps", "host_memory") if given.get(name) is None)
+    return left_out if sized else ("gpus", *left_out)
 
 
 def resizable(given: Given) -> Callable[[int | None], Question]:

@@ -13,6 +13,7 @@ from typing import Any
 from planner.calibrate.allocator import AllocatorFit, fit_allocator
 from planner.calibrate.compute import ComputeFit, Speeds, Timer, entries, fit_compute
 from planner.calibrate.samples import Sample, distinct
+from planner.spec import presets
 from planner.spec.calibration import AllocatorEntry, Calibration, ComputeEntry, LinkEntry, OverlapEntry
 
 SHARED = 3
@@ -123,6 +124,9 @@ class SampleFits:
                 hosts.append(_host(fitted, members, runtime))
         for gpu, fits in own.items():
             pairs += [_entries(fitted, members, runtime, gpu) for runtime, fitted, members in fits]
+        alike = _of_same_modules([one for fits in own.values() for one in fits])
+        own_hosts = {one.runtime for one in hosts}
+        hosts += [one for one in alike if one.runtime not in own_hosts]
         return [*hosts, *(compute for compute, _ in pairs)], [overlap for _, overlap in pairs]
 
     def carried_groups(self, dropped: Collection[FitGroup]) -> frozenset[FitGroup]:
@@ -135,6 +139,26 @@ class SampleFits:
         if key not in self._computes:
             self._computes[key] = fit_compute(members, self.timer)
         return self._computes[key]
+
+
+def _of_same_modules(fits: Sequence[tuple[str, ComputeFit, list[Sample]]]) -> Iterable[ComputeEntry]:
+    """What the host takes for an operation, for every shipped runtime whose modules are those of one that was fitted:
+    Python starts them alike, whatever wraps or shards them."""
+    shipped = {name: presets.runtime(name).kernels for name in presets.names("runtimes")}
+    found: dict[str, list[tuple[str, ComputeFit]]] = {}
+    for runtime, fit, _ in fits:
+        if runtime in shipped and _by_kernels(fit) and not fit.waited:
+            found.setdefault(shipped[runtime], []).append((runtime, fit))
+    for name, kernels in shipped.items():
+        if known := found.get(kernels):
+            yield ComputeEntry(
+                runtime=name,
+                gpu=ANYWHERE,
+                operation_s=statistics.median(fit.speeds.operation_s for _, fit in known if fit.speeds is not None),
+                n=sum(fit.n for _, fit in known),
+                spread=_rounded(statistics.median(fit.spread for _, fit in known)),
+                source=f"of {', '.join(sorted({one for one, _ in known}))}, which runs the same modules ({kernels})",
+            )
 
 
 def _by_kernels(fit: ComputeFit) -> bool:

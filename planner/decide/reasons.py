@@ -541,9 +541,9 @@ def a_changed_global_batch(seen: Seen) -> str | None:
             f"{mine} of {layout.micro_batch_size} x {layout.grad_accum}" for layout in (seen.layout, other.case.layout)
         )
     return (
-        f"A step of {mine} sees {new} sequences, one of {theirs} {old}: that changes the training, not only its speed. "
-        f"The same tokens take {old / new:.3g} times the steps, and the learning rate (now {job.optimizer.lr:g}) has "
-        "to be chosen for the batch. --global-batch-size holds it."
+        f"A step of {mine} has a batch of {new}, one of {theirs} of {old}: that changes the training, not only its "
+        f"speed. The same tokens take {old / new:.3g} times the steps, and the learning rate (now "
+        f"{job.optimizer.lr:g}) has to be chosen for the batch. --global-batch-size holds it."
     )
 
 

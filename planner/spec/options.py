@@ -61,6 +61,7 @@ class Option(msgspec.Struct, frozen=True):
     low: float = 1
     high: float = LARGEST_COUNT
     choices: tuple[str, ...] = ()
+    among: tuple[str, ...] = ()  # what each of its names must be one of; empty: a rule says
     default: str = ""  # leaving it out, as people read it
     field: str = ""  # the field's name, where it is another than the option's
     also: str = ""  # another name on a command line
@@ -236,7 +237,7 @@ _LAYOUT = _of(
     Option("attention", "choice", "Which code computes attention.", "layout", choices=get_args(AttentionName),
            default="the runtime's own", replaced_by=("runtime",)),
     Option("liger", "names", "Parts that Liger-Kernel replaces: " + ", ".join(LIGER) + "; its loss is --loss fused.",
-           "layout", replaced_by=("runtime",)),
+           "layout", among=LIGER, replaced_by=("runtime",)),
     Option("compile", "choice", "What runs under torch.compile: each layer by itself, or the model with its loss.",
            "layout", choices=get_args(Compile), default="the runtime's own", replaced_by=("runtime",)),
     Option("experts", "choice", "How a mixture's experts are run.", "layout", choices=get_args(Experts),

@@ -88,9 +88,15 @@ def headline(question: Question) -> str:
     asked = (
         f"{question.model.name} ({size_text(question.model)} parameters), {job.precision}, {job.optimizer.name}, "
         f"{job.seq_len} tokens{_documents(job)}{batch}, on {cluster.nodes} x {cluster.gpus_per_node} "
-        f"{cluster.gpu.name} ({format_bytes(cluster.gpu.memory_bytes)}){network_text(question)}"
+        f"{cluster.gpu.name} ({format_bytes(cluster.gpu.memory_bytes)})"
+        f"{network_text(question)}{assumed_count(question)}"
     )
     return "\n".join([asked, *(f"warning: {told}." for told in warnings(question))])
+
+
+def assumed_count(question: Question) -> str:
+    """That the number of GPUs was assumed, where it was."""
+    return ", number of GPUs assumed: --gpus" if "gpus" in question.assumed else ""
 
 
 def network_text(question: Question) -> str:

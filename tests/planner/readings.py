@@ -564,9 +564,9 @@ READINGS = (
             recomputed),
     Reading("experts_padded_to_the_shards", "More shards do not save memory here: the weights of {experts} experts are "
             "padded to {shards} shards. With dp_shard={fewer} " + NEED + ", instead of {own}.", padded_experts),
-    Reading("a_changed_global_batch", "A step of {name} sees {new} sequences, one of {other} {old}: that changes the "
-            "training, not only its speed. The same tokens take {times} times the steps, and the learning rate (now "
-            "{lr}) has to be chosen for the batch. --global-batch-size holds it.", other_batch),
+    Reading("a_changed_global_batch", "A step of {name} has a batch of {new}, one of {other} of {old}: that changes "
+            "the training, not only its speed. The same tokens take {times} times the steps, and the learning rate "
+            "(now {lr}) has to be chosen for the batch. --global-batch-size holds it.", other_batch),
     Reading("accumulation_saves_memory", "Accumulation saves memory[ and {cost}]: with all {whole} sequences of a rank "
             "at once instead of {accum} x {micro}, " + NEED + "[, for a step of {step} instead of {own}].",
             accumulated),

@@ -391,7 +391,7 @@ def test_the_command_writes_a_calibration_that_estimate_uses(
     asked += ["--runtime", "megatron-core", "--calibration", str(path)]
     assert command.exit_code(planner, asked, name="planner") == 0
     used = json.loads(capsys.readouterr().out)["calibration"]
-    (speed,) = answer["calibration"]["compute"]
+    (speed,) = [one for one in answer["calibration"]["compute"] if one["pace"] is not None]
     assert used["name"] == "mine"
     assert used["runtimes"]["megatron-core"]["compute"]["pace"] == speed["pace"] != 1
 

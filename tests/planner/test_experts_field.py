@@ -67,7 +67,7 @@ def test_a_loop_takes_longer_than_grouped_products_and_says_that_it_is_a_least_t
     assert seconds(grouped) < seconds(looped) < seconds(sliced)
     assert not any("one after the other" in reason for reason in grouped.reasons)
     for one in (looped, sliced):
-        assert any("10 us an operation" in reason and "at least this" in reason for reason in one.reasons)
+        assert any("28 us an operation" in reason and "at least this" in reason for reason in one.reasons)
 
 
 def test_a_loop_over_slices_makes_gradients_of_whole_weights_and_so_needs_more_memory() -> None:
@@ -138,7 +138,7 @@ def test_a_step_is_at_least_what_the_host_takes() -> None:
     one = asked(**ZERO3)
 
     each = FETCH * 2 + FETCH_BACK + REDUCED  # the forward runs twice
-    assert seconds(one) >= LAYERS * EXPERTS * LINEARS * each * 1e-5
+    assert seconds(one) >= LAYERS * EXPERTS * LINEARS * each * 2.8e-5
 
 
 @pytest.mark.parametrize("runtime", ["fsdp2@transformers-4.57", "deepspeed-zero@transformers-4.57"])
@@ -158,7 +158,7 @@ def test_more_experts_of_the_same_size_never_make_a_step_faster(runtime: str) ->
 
 def test_zero_3_with_a_loop_of_experts_is_ranked_behind_megatron() -> None:
     """Published for these GPUs (ms-swift, BestPractices/Qwen3, 0f31a5a9): 9.6 s a step by Megatron-LM, 91.2 by ZeRO-3
-    of Transformers 4; the second is predicted five times too fast, and says that it is a least time."""
+    of Transformers 4; the second is predicted in 1.81 times less, and says that it is a least time."""
     sizes = {name: A800[name] for name in ("model", "gpu", "gpus", "seq_len", "method")} | {"global_batch_size": "16"}
     (megatron, *_) = recommend(
         question(sizes | {"runtime": "megatron-core"}), 5, Constraints(any_runtime=True)
@@ -167,7 +167,7 @@ def test_zero_3_with_a_loop_of_experts_is_ranked_behind_megatron() -> None:
     looped = asked(**ZERO3)
 
     assert seconds(looped) > 5 * seconds(megatron)
-    assert 91.2 / seconds(looped) == pytest.approx(5.04, abs=0.05)
+    assert 91.2 / seconds(looped) == pytest.approx(1.81, abs=0.05)
 
 
 def test_no_layout_of_a_dense_model_has_operations_of_a_loop() -> None:

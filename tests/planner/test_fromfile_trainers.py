@@ -100,6 +100,13 @@ def test_axolotl_s_long_contexts(keys: dict[str, Any], cp: int | None, method: s
     assert (found.get("cp"), found.get("cp_method")) == (cp, method)
 
 
+@pytest.mark.parametrize(
+    ("value", "experts"), [("eager", "loop"), ("grouped_mm", "grouped"), ("scattermoe", None), (None, None)]
+)
+def test_axolotl_s_experts_are_those_that_transformers_names(value: str | None, experts: str | None) -> None:
+    assert axolotl(experts_implementation=value).get("experts") == experts
+
+
 def test_axolotl_s_sizes_multiply_to_the_gpus_where_shards_are_said() -> None:
     found = axolotl(dp_shard_size=4, tensor_parallel_size=2, dp_replicate_size=3, fsdp_version=2, fsdp_config={"x": 1})
     assert (found["gpus"], found["dp_shard"], found["tp"], found["dp_replicate"]) == (24, 4, 2, 3)

@@ -92,6 +92,29 @@ def test_few_measurements_and_few_of_one_model_keep_the_default(
         assert "where its model was left out, keeps its default" in unproven(better, worse)[group]
 
 
+def test_what_a_host_takes_is_of_every_runtime_with_the_same_modules() -> None:
+    def fitted(operation_s: float, pace: float = 1.1, waited: bool = False) -> ComputeFit:
+        return ComputeFit(speeds=Speeds(0.5, 0.5, operation_s, 1.0, pace), n=9, spread=0.1, waited=waited)
+
+    shipped = {name: presets.runtime(name).kernels for name in presets.names("runtimes")}
+    fits: list[Any] = [
+        ("accelerate-single", fitted(28e-6), []),
+        ("deepspeed-zero", fitted(20e-6), []),
+        ("accelerate-ddp", fitted(5e-6, waited=True), []),
+        ("accelerate-fsdp2", fitted(1e-6, pace=0.0), []),  # of a device without kernels, such as a CPU
+        ("not-shipped", fitted(1e-6), []),
+        ("nanotron", fitted(80e-6), []),
+    ]
+    found = {one.runtime: one for one in fit._of_same_modules(fits)}
+
+    assert set(found) == {name for name, kernels in shipped.items() if kernels in ("hf", "nanotron")}
+    assert {found[name].operation_s for name in ("accelerate-ddp", "accelerate-fsdp2", "deepspeed-ulysses")} == {24e-6}
+    assert (found["accelerate-ddp"].gpu, found["accelerate-ddp"].pace, found["nanotron"].operation_s) == (
+        fit.ANYWHERE, None, 80e-6,
+    )  # fmt: skip
+    assert found["accelerate-ddp"].source == "of accelerate-single, deepspeed-zero, which runs the same modules (hf)"
+
+
 def test_what_runtimes_share_is_judged_first_and_by_source(monkeypatch: pytest.MonkeyPatch) -> None:
     some = members(9)
     monkeypatch.setattr(fit, "groups_of", lambda samples: {("allocator", "ddp"): some})

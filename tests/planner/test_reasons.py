@@ -426,7 +426,7 @@ def test_layouts_with_other_global_batches_are_other_trainings():
     found = answer(asked(model="1b", gpus="16"))
     text = said(found)["a_changed_global_batch"]
 
-    assert f"A step of {found.estimates[found.recommended].strategy} sees 128 sequences, one of ddp 64" in text
+    assert f"A step of {found.estimates[found.recommended].strategy} has a batch of 128, one of ddp of 64" in text
     assert "0.5 times the steps" in text
     assert "learning rate (now 0.0003)" in text
 

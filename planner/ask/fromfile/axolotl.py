@@ -65,6 +65,7 @@ def read(sheet: Sheet) -> None:
     _context(sheet)
     _split(sheet)
     _liger(sheet)
+    _experts(sheet)
     _precision(sheet)
     if sheet.says("recompute") is None:
         _recompute(sheet)
@@ -137,6 +138,13 @@ def _attention(sheet: Sheet) -> None:
         if sheet.flag(key) and sheet.says("attention") is None:
             trainer.attention(sheet, code, key)
         sheet.ignore(key, OFF if chosen is None else "attn_implementation says it")
+
+
+def _experts(sheet: Sheet) -> None:
+    """How Transformers runs experts, by its names; other kernels' names are left to the table of keys."""
+    value = str(sheet.data.get("experts_implementation") or "").lower()
+    if (chosen := {"eager": "loop", "grouped_mm": "grouped"}.get(value)) is not None:
+        sheet.means("experts", chosen, "experts_implementation")
 
 
 LIGER_KEYS = {"norm": "liger_rms_norm", "rotary": "liger_rope", "mlp": "liger_glu_activation"}
