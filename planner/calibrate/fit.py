@@ -34,7 +34,8 @@ class SampleFits:
     `links` are entries that were fitted before, to measured collectives; `carried` are runtimes whose speed on devices
     without a fit of their own is fitted to all its devices together: what a host takes shows on those alone whose steps
     wait for it. Where that speed is dropped, an operation's seconds on the host are kept alone: they are of the
-    software, whatever the device's own pace.
+    software, whatever the device's own pace. Runtimes without measurements of several devices have the host of those that
+    run the same modules.
     """
 
     def __init__(
@@ -125,8 +126,7 @@ class SampleFits:
         for gpu, fits in own.items():
             pairs += [_entries(fitted, members, runtime, gpu) for runtime, fitted, members in fits]
         alike = _of_same_modules([one for fits in own.values() for one in fits])
-        own_hosts = {one.runtime for one in hosts}
-        hosts += [one for one in alike if one.runtime not in own_hosts]
+        hosts += [one for one in alike if one.runtime not in self.carried]
         return [*hosts, *(compute for compute, _ in pairs)], [overlap for _, overlap in pairs]
 
     def carried_groups(self, dropped: Collection[FitGroup]) -> frozenset[FitGroup]:

@@ -108,7 +108,7 @@ def test_a_search_takes_whole_logits_where_they_fit() -> None:
         ),
         ({"runtime": "megatron", "dp_shard": "8", "loss": "in-place"}, "computes the loss in its own way"),
         ({"runtime": "deepspeed-pipeline", "tp": "2", "pp": "2", "dp_shard": "2", "loss": "chunked"}, "split the head"),
-        ({"dp_shard": "8", "liger": "norms"}, "norms is no part that Liger-Kernel replaces. Did you mean norm?"),
+        ({"dp_shard": "8", "liger": "norms"}, "liger=norms: must be of norm, rotary, mlp. Did you mean norm?"),
         ({"model": "gpt2", "seq_len": "512", "dp_shard": "8", "liger": "norm"}, "not fsdp2's of gpt2"),
         ({"runtime": "torchtitan", "dp_shard": "8", "liger": "mlp"}, "not torchtitan's of llama"),
     ],

@@ -386,7 +386,7 @@ def test_two_layouts_of_one_time_and_size_are_told_apart_by_neither():
 
 
 def test_a_layout_faster_by_another_batch_is_another_training():
-    one_pass = asked(model="1b", gpus="8", micro_batch_size="1")
+    one_pass = asked(model="3b", gpus="8", micro_batch_size="1")
     answer = why_not(recommend(one_pass, 1, Constraints(tie=0)), "grad_accum=64")
 
     assert answer.kind == "batch"
