@@ -34,8 +34,8 @@ class SampleFits:
     `links` are entries that were fitted before, to measured collectives; `carried` are runtimes whose speed on devices
     without a fit of their own is fitted to all its devices together: what a host takes shows on those alone whose steps
     wait for it. Where that speed is dropped, an operation's seconds on the host are kept alone: they are of the
-    software, whatever the device's own pace. Runtimes without measurements of several devices have the host of those that
-    run the same modules.
+    software, whatever the device's own pace. Runtimes without measurements of several devices have the host of those
+    that run the same modules.
     """
 
     def __init__(
