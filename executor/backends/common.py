@@ -215,7 +215,20 @@ TRAINER: tuple[Rule, ...] = (
         "Use recompute=full, or attention=sdpa",
         what="FlashAttention by itself again",
     ),
-    _planned_alone("liger", lambda case: not case.layout.liger, "the trainer runs Transformers' own modules", LEFT_OUT),
+    Rule(
+        name="Liger-Kernel without a GPU",
+        field="liger",
+        holds=lambda case: not case.layout.liger or case.cluster.gpu.kind == "cuda",
+        sentence=lambda case: f"Liger-Kernel's kernels run on NVIDIA GPUs, not on {case.cluster.gpu.name}",
+        fix=lambda case: "Leave it out",
+    ),
+    _planned_alone(
+        "liger",
+        lambda case: not case.layout.liger or case.layout.facts.chooses_attention,
+        "its kernels were read over whole modules, which this engine splits",
+        LEFT_OUT,
+        what="liger of split modules",
+    ),
     _planned_alone(
         "compile",
         lambda case: case.layout.compile != "whole",

@@ -121,5 +121,6 @@ def launched_by(framework: str) -> tuple[str, ...]:
 
 FLASH_MODULES = {"flash2": "flash_attn", "flash3": "flash_attn_interface"}
 """What Transformers imports for FlashAttention (transformers 5.23.0, utils/import_utils.py)."""
-PACKAGES = {"flash_attn": "flash-attn", "flash_attn_interface": "flash-attn-3"}
+LIGER_MODULE = "liger_kernel"
+PACKAGES = {"flash_attn": "flash-attn", "flash_attn_interface": "flash-attn-3", LIGER_MODULE: "liger-kernel"}
 """What pip calls the packages of modules, where the names differ."""

@@ -140,7 +140,7 @@ def trace(plan: Plan, plan_file: Path, rank: int, *, full: bool = False, kernels
 
 def check(plan: Plan, rank: int) -> None:
     """Refuse what cannot be traced (PlannerError): a rank that there is not, an engine or job that is not built."""
-    preflight.check_software(plan.layout.engine, plan.job, plan.layout.attention)
+    preflight.check_software(plan.layout, plan.job)
     if not 0 <= rank < plan.layout.world_size:
         raise PlannerError(
             "--rank", rank, f"the plan has ranks 0 to {plan.layout.world_size - 1}", "Leave it out for the heaviest"

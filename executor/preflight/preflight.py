@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from executor.backends.launched import FLASH_MODULES, PACKAGES
+from executor.backends.launched import FLASH_MODULES, LIGER_MODULE, PACKAGES
 from executor.folder.checkpoints import expected_bytes
 from executor.system import cgroups
 from executor.system.facts import cores, versions
@@ -26,7 +26,7 @@ from planner.basics.quantities import format_bytes
 from planner.figures.host import loading_bytes
 from planner.inventory.optimizers import BITSANDBYTES_8BIT
 from planner.parallelism.case import Case
-from planner.spec import TrainingJob
+from planner.spec import Layout, TrainingJob
 from planner.spec.engines import ENGINES
 from planner.spec.plan import Plan
 
@@ -72,11 +72,13 @@ def check_shape(plan: Plan, nodes: int) -> int:
     return world // nodes
 
 
-def check_software(engine: str, job: TrainingJob, attention: str | None = None) -> None:
+def check_software(layout: Layout, job: TrainingJob) -> None:
     """The packages the ranks will import are installed here. Nothing is imported to find out."""
-    needed = ["torch", "transformers", ENGINES[engine].framework or "torch"]
-    if attention in FLASH_MODULES:
-        needed.append(FLASH_MODULES[attention])
+    needed = ["torch", "transformers", ENGINES[layout.engine].framework or "torch"]
+    if layout.attention in FLASH_MODULES:
+        needed.append(FLASH_MODULES[layout.attention])
+    if layout.liger:
+        needed.append(LIGER_MODULE)
     if job.method != "full":
         needed.append("peft")
     if job.method == "qlora" or job.optimizer.name in BITSANDBYTES_8BIT:

@@ -162,7 +162,7 @@ def host_checks(plan: Plan, options: RunOptions, ranks: int, *, every_line: bool
     layout = plan.layout
     checks = [
         Check("devices", lambda: preflight.check_devices(plan, ranks=ranks), of_host=True),
-        Check("software", lambda: preflight.check_software(layout.engine, plan.job, layout.attention), of_host=True),
+        Check("software", lambda: preflight.check_software(layout, plan.job), of_host=True),
         Check("versions", lambda: preflight.check_versions(plan), of_host=True),
         Check("memory", lambda: preflight.check_host_memory(plan, ranks=ranks), of_host=True),
         Check("GPU memory", lambda: limits.check_gpu_memory(plan, ranks), of_host=True),

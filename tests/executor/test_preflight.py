@@ -6,9 +6,10 @@ import importlib.util
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from test_rundir import make_plan
 
-from executor.backends.launched import FLASH_MODULES, PACKAGES
+from executor.backends.launched import FLASH_MODULES, LIGER_MODULE, PACKAGES
 from executor.folder import ownscript
 from executor.folder.checkpoints import expected_bytes
 from executor.preflight import preflight
@@ -19,10 +20,11 @@ from planner.spec import Gpu, Layout, Optimizer, TrainingJob
 from planner.spec.plan import PhaseMemory, Plan, Prediction
 
 GIB = 2**30
+DDP = Layout(engine="ddp", dp_replicate=2)
 
 
 def on(kind: str, peak: float | None = None) -> Plan:
-    plan = make_plan(Layout(engine="ddp", dp_replicate=2))
+    plan = make_plan(DDP)
     memory = (PhaseMemory(phase="backward", terms={"params": peak}),) if peak else ()
     cluster = msgspec.structs.replace(plan.cluster, gpu=Gpu(name="device", kind=kind))
     return msgspec.structs.replace(plan, cluster=cluster, prediction=Prediction(memory=memory))
@@ -119,22 +121,25 @@ def test_this_machine_has_some_memory_free():
 
 @pytest.mark.slow
 def test_software_that_is_installed_passes():
-    preflight.check_software("ddp", TrainingJob(optimizer=Optimizer(name="lion-8bit")))
-    preflight.check_software("deepspeed", TrainingJob(method="qlora"))
+    preflight.check_software(DDP, TrainingJob(optimizer=Optimizer(name="lion-8bit")))
+    preflight.check_software(replace(DDP, engine="deepspeed"), TrainingJob(method="qlora"))
 
 
 def test_8_bit_optimizers_need_bitsandbytes(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else name)
-    preflight.check_software("ddp", TrainingJob())
-    error = refusal(preflight.check_software, "ddp", TrainingJob(optimizer=Optimizer(name="adamw-8bit")))
+    preflight.check_software(DDP, TrainingJob())
+    error = refusal(preflight.check_software, DDP, TrainingJob(optimizer=Optimizer(name="adamw-8bit")))
     assert error.exit_code == 3 and "bitsandbytes not installed" in error.sentence
 
 
-@pytest.mark.parametrize(("attention", "module"), FLASH_MODULES.items())
-def test_flash_attention_needs_its_package(monkeypatch, attention, module):
+@pytest.mark.parametrize(
+    ("chosen", "module"),
+    [*(({"attention": name}, module) for name, module in FLASH_MODULES.items()), ({"liger": ("norm",)}, LIGER_MODULE)],
+)
+def test_other_code_needs_its_package(monkeypatch, chosen, module):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else name)
-    preflight.check_software("ddp", TrainingJob(), "sdpa")
-    error = refusal(preflight.check_software, "ddp", TrainingJob(), attention)
+    preflight.check_software(replace(DDP, attention="sdpa"), TrainingJob())
+    error = refusal(preflight.check_software, replace(DDP, **chosen), TrainingJob())
     assert error.exit_code == 3 and f"{module} not installed" in error.sentence
     assert error.fix.endswith(f"pip install {PACKAGES[module]}")
 

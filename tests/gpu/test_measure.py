@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.backends.launched import FLASH_MODULES
+from executor.backends.launched import FLASH_MODULES, LIGER_MODULE
 from planner.calibrate.rows import Row, read_rows
 
 PROJECT = Path(__file__).parents[2]
@@ -105,7 +105,11 @@ def test_one_gpu_trains_and_its_row_has_what_allocator_and_card_say(real: Measur
 
 @pytest.mark.parametrize(
     ("field", "value", "module"),
-    [("compile", "block", "triton"), *(("attention", *one) for one in FLASH_MODULES.items())],
+    [
+        ("compile", "block", "triton"),
+        ("liger", "norm,rotary,mlp", LIGER_MODULE),
+        *(("attention", *one) for one in FLASH_MODULES.items()),
+    ],
 )
 def test_a_run_with_other_code_needs_what_was_planned(field: str, value: str, module: str, tmp_path: Path):
     pytest.importorskip(module)
@@ -113,7 +117,8 @@ def test_a_run_with_other_code_needs_what_was_planned(field: str, value: str, mo
     own = measure(tmp_path, field, cell)
     row, told = own.rows["single"], own.told["single"]["predicted"]
 
-    assert row.status == "completed" and getattr(row.plan.layout, field) == value
+    assert row.status == "completed"
+    assert getattr(row.plan.layout, field) == (tuple(value.split(",")) if field == "liger" else value)
     assert sum(row.measured.terms_gib.values()) == pytest.approx(told["peak_memory_gib"], rel=0.03)
 
 

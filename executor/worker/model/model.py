@@ -6,7 +6,7 @@ Not here: the numbers (values.py), adapters (adapters.py), 4-bit weights (quanti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -37,6 +37,18 @@ ATTENTION = {"flash2": "flash_attention_2", "flash3": "flash_attention_3"}
 """Its names of a plan's attention, where they differ."""
 
 
+LIGER = {"norm": ("rms_norm",), "rotary": ("rope",), "mlp": ("swiglu", "geglu")}
+"""What Liger-Kernel calls each part (0.8.5, transformers/monkey_patch.py)."""
+
+
+def replace_by_liger(model: Any, parts: Collection[str]) -> None:
+    """Have parts of a model computed by Liger-Kernel's functions, and the loss by none of them."""
+    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
+
+    chosen = {argument: part in parts for part, names in LIGER.items() for argument in names}
+    _apply_liger_kernel_to_instance(model, **chosen, cross_entropy=False, fused_linear_cross_entropy=False)
+
+
 @dataclass(frozen=True)
 class Unfilled:
     """A model without data, in the format its weights are held in, and the numbers that it is to have."""
@@ -63,6 +75,9 @@ def unfilled_model(plan: Plan) -> Unfilled:
     chosen = {} if attention is None else {"attn_implementation": ATTENTION.get(attention, attention)}
     with _WithoutData(), nullcontext() if job.recipe.checkpoint else recorder:
         model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype, trust_remote_code=False, **chosen)
+    if plan.layout.liger:
+        own = () if plan.model.moe is None else ("mlp",)  # experts are no such module
+        replace_by_liger(model, set(plan.layout.liger).difference(own))
     if plan.layout.experts is not None:
         model.set_experts_implementation(IMPLEMENTATIONS[plan.layout.experts])
     model.config.use_cache = False
