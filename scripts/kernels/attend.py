@@ -4,8 +4,9 @@
 
 `sdpa` is scaled_dot_product_attention as torch itself chooses, flash, efficient, cudnn and math are its backends, flex
 is flex_attention compiled with a causal block mask, varlen is torch.nn.attention.varlen's kernel, eager is scores
-written out in model code. Every call has 16,384 tokens; a time is the median of five times ten calls one after the
-other. Backward is the gradient of a given output gradient.
+written out in model code; flash3 and flash4 are FlashAttention's own packages, measured where they are named. Every
+call has 16,384 tokens; a time is the median of five times ten calls one after the other. Backward is the gradient of a
+given output gradient.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib import import_module
 from itertools import product
 
 import torch
@@ -32,6 +34,9 @@ BACKENDS = {
 FEW = {"flex": (2048, 8192), "eager": LENGTHS[:4], "math": LENGTHS[:4]}
 """Lengths of implementations that compile for each, or whose scores do not fit."""
 
+PACKAGES = {"flash3": "flash_attn_interface", "flash4": "flash_attn.cute"}
+"""Modules of implementations that torch does not have; each has a `flash_attn_func`."""
+
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -45,6 +50,16 @@ def call_of(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tup
                 return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 
         return one, (q, k, v)
+    if name in PACKAGES:
+        attend = import_module(PACKAGES[name]).flash_attn_func
+        turned = [one.transpose(1, 2).contiguous().detach().requires_grad_() for one in (q, k, v)]
+
+        def by_package() -> torch.Tensor:
+            found = attend(*turned, causal=True)
+            result: torch.Tensor = found[0] if isinstance(found, tuple) else found
+            return result
+
+        return by_package, (turned[0], turned[1], turned[2])
     if name == "flex":
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 

@@ -12,11 +12,11 @@ from planner.figures.kernels.attention import attention_kernel_seconds
 from planner.figures.kernels.products import Device, named
 from planner.spec import presets
 from planner.spec.kernel_times import kernel_times
-from scripts.kernels.attend import TOKENS, call_of, measured
+from scripts.kernels.attend import PACKAGES, TOKENS, call_of, measured
 
 SEQ, HEADS = 8192, 32
-CODES = {"flash2": "flash", "flex": "flex"}
-"""Codes that torch has itself, by their names in scripts/kernels/attend.py."""
+CODES = {"flash2": "flash", "flex": "flex", "flash3": "flash3", "flash4": "flash4"}
+"""Codes by their names in scripts/kernels/attend.py."""
 
 
 def this_card() -> Device:
@@ -33,9 +33,15 @@ def _words(name: str) -> set[str]:
     return {word for word in name.lower().replace("-", " ").split() if word not in ("sxm", "nvidia")}
 
 
+def needs_package(code: str) -> None:
+    if code in PACKAGES:
+        pytest.importorskip(PACKAGES[code])
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("code", list(CODES))
 def test_a_code_takes_its_factor_of_the_measured_kernels(code: str, head_dim: int) -> None:
+    needs_package(code)
     device = this_card()
     known, times = device.times.attention_code(code, head_dim, SEQ), device.times.attend(backward=True)
     if known is None or times is None:
@@ -49,6 +55,7 @@ def test_a_code_takes_its_factor_of_the_measured_kernels(code: str, head_dim: in
 
 @pytest.mark.parametrize("code", ["sdpa", *CODES.values(), "varlen"])
 def test_fused_attention_keeps_queries_keys_values_its_result_and_a_number_a_row(code: str) -> None:
+    needs_package(code)
     batch, seq, head_dim = 2, 4096, 128
     q, k, v = (
         torch.randn(batch, HEADS, seq, head_dim, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in "qkv"
