@@ -55,6 +55,17 @@ def _planned_alone(field: str, holds: Callable[[Case], bool], why: str, fix: str
     )
 
 
+def _on_gpus(field: str, library: str, chosen: Callable[[Case], bool], fix: str) -> Rule:
+    """A rule against a library's kernels on devices that are no NVIDIA GPUs."""
+    return Rule(
+        name=f"{library} without a GPU",
+        field=field,
+        holds=lambda case: not chosen(case) or case.cluster.gpu.kind == "cuda",
+        sentence=lambda case: f"{library}'s kernels run on NVIDIA GPUs, not on {case.cluster.gpu.name}",
+        fix=lambda case: fix,
+    )
+
+
 LEFT_OUT = "Leave it out, or plan it alone"
 
 
@@ -194,13 +205,7 @@ TRAINER: tuple[Rule, ...] = (
         "the trainer runs Transformers' eager code, torch's scaled_dot_product_attention and FlashAttention 2 and 3",
         "Use attention=sdpa",
     ),
-    Rule(
-        name="FlashAttention without a GPU",
-        field="attention",
-        holds=lambda case: case.layout.attention not in FLASH_MODULES or case.cluster.gpu.kind == "cuda",
-        sentence=lambda case: f"FlashAttention's kernels run on NVIDIA GPUs, not on {case.cluster.gpu.name}",
-        fix=lambda case: "Use attention=sdpa",
-    ),
+    _on_gpus("attention", "FlashAttention", lambda case: case.layout.attention in FLASH_MODULES, "Use attention=sdpa"),
     _planned_alone(
         "attention",
         lambda case: case.layout.attention not in FLASH_MODULES or case.job.mean_seq_len is None,
@@ -215,16 +220,10 @@ TRAINER: tuple[Rule, ...] = (
         "Use recompute=full, or attention=sdpa",
         what="FlashAttention by itself again",
     ),
-    Rule(
-        name="Liger-Kernel without a GPU",
-        field="liger",
-        holds=lambda case: not case.layout.liger or case.cluster.gpu.kind == "cuda",
-        sentence=lambda case: f"Liger-Kernel's kernels run on NVIDIA GPUs, not on {case.cluster.gpu.name}",
-        fix=lambda case: "Leave it out",
-    ),
+    _on_gpus("liger", "Liger-Kernel", lambda case: bool(case.layout.liger), "Leave it out"),
     _planned_alone(
         "liger",
-        lambda case: not case.layout.liger or case.layout.facts.chooses_attention,
+        lambda case: not (case.layout.liger and case.layout.facts.splits),
         "its kernels were read over whole modules, which this engine splits",
         LEFT_OUT,
         what="liger of split modules",

@@ -7,7 +7,7 @@ compute.py, links.py), bands (bands.py), or the judgement on what was left out (
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from planner.calibrate.allocator import AllocatorFit, fit_allocator
@@ -46,6 +46,7 @@ class SampleFits:
         carried: Collection[str] = (),
     ) -> None:
         self.timer, self.ground, self.links, self.carried = timer, ground, tuple(links), frozenset(carried)
+        self._shipped = {name: presets.runtime(name).kernels for name in presets.names("runtimes")}
         self._allocators: dict[Any, AllocatorFit] = {}
         self._computes: dict[Any, ComputeFit] = {}
 
@@ -125,7 +126,7 @@ class SampleFits:
                 hosts.append(_host(fitted, members, runtime))
         for gpu, fits in own.items():
             pairs += [_entries(fitted, members, runtime, gpu) for runtime, fitted, members in fits]
-        alike = _of_same_modules([one for fits in own.values() for one in fits])
+        alike = _of_same_modules([one for fits in own.values() for one in fits], self._shipped)
         hosts += [one for one in alike if one.runtime not in self.carried]
         return [*hosts, *(compute for compute, _ in pairs)], [overlap for _, overlap in pairs]
 
@@ -141,10 +142,11 @@ class SampleFits:
         return self._computes[key]
 
 
-def _of_same_modules(fits: Sequence[tuple[str, ComputeFit, list[Sample]]]) -> Iterable[ComputeEntry]:
-    """What the host takes for an operation, for every shipped runtime whose modules are those of one that was fitted:
-    Python starts them alike, whatever wraps or shards them."""
-    shipped = {name: presets.runtime(name).kernels for name in presets.names("runtimes")}
+def _of_same_modules(
+    fits: Sequence[tuple[str, ComputeFit, list[Sample]]], shipped: Mapping[str, str]
+) -> Iterable[ComputeEntry]:
+    """What the host takes for an operation, for every shipped runtime (with its kernels preset) whose modules are those
+    of one that was fitted: Python starts them alike, whatever wraps or shards them."""
     found: dict[str, list[tuple[str, ComputeFit]]] = {}
     for runtime, fit, _ in fits:
         if runtime in shipped and _by_kernels(fit) and not fit.waited:

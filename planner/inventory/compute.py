@@ -5,6 +5,7 @@ One value that the walks of block.py, attention.py and ends.py share. Not here: 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -70,9 +71,9 @@ def with_loss(parts: Kernels, loss: str) -> Kernels:
 
 
 def with_attention(parts: Kernels, attention: str) -> Kernels:
-    """The kernels with the attention that a layout asks for; torch's own is what the measured kernels are like, and is
-    called flash. FlashAttention's functions and flex_attention keep packed
-    documents apart by their ends or by blocks, without a mask of every pair (transformers 5.23.0,
+    """The kernels with the attention that a layout asks for; torch's own is what the measured kernels are like, is
+    called flash, and keeps packed documents apart as the runtime does. FlashAttention's functions and flex_attention
+    do so by their ends or by blocks, without a mask of every pair (transformers 5.23.0,
     modeling_flash_attention_utils.py, _flash_attention_forward; masking_utils.py, flex_attention_mask)."""
     packing = {"eager": "mask", "sdpa": parts.packing}.get(attention, "varlen")
     return msgspec.structs.replace(parts, attention="flash" if attention == "sdpa" else attention, packing=packing)
@@ -91,6 +92,11 @@ def with_experts(parts: Kernels, experts: str) -> Kernels:
 LIGER_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3")
 """Families whose modules Liger-Kernel replaces (00eba63, transformers/monkey_patch.py,
 MODEL_TYPE_TO_APPLY_LIGER_FN)."""
+
+
+def liger_parts(names: Iterable[str], model: ModelSpec) -> tuple[str, ...]:
+    """The named parts that Liger-Kernel replaces in a model: experts keep their own MLP."""
+    return tuple(name for name in names if name != "mlp" or model.moe is None)
 
 
 def with_liger(parts: Kernels, names: tuple[str, ...]) -> Kernels:

@@ -17,7 +17,7 @@ import msgspec
 from planner.basics.arith import Number, floor_div, is_column, maximum, minimum, where
 from planner.basics.formula import watched
 from planner.inventory import LAYERS, UNITS, Moment, Stage, Weight, local_part, unit_weights
-from planner.inventory.compute import with_attention, with_compile, with_experts, with_liger, with_loss
+from planner.inventory.compute import liger_parts, with_attention, with_compile, with_experts, with_liger, with_loss
 from planner.inventory.units import repeats
 from planner.parallelism.pipeline import stage_of
 from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
@@ -339,8 +339,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         if self.layout.compile is not None:
             parts = with_compile(parts, self.layout.compile)
         if self.layout.liger:
-            experts = self.model.moe is not None
-            parts = with_liger(parts, tuple(name for name in self.layout.liger if name != "mlp" or not experts))
+            parts = with_liger(parts, liger_parts(self.layout.liger, self.model))
         if self.layout.loss is not None:
             parts = with_loss(parts, self.layout.loss)
         if self.layout.attention is not None:

@@ -332,7 +332,9 @@ def _in_version(field: str) -> Rule:
         holds=lambda case: not case.runtime.lacks or f"{field}={_value(case, field)}" not in case.runtime.lacks,
         sentence=lambda case: f"{case.runtime.version or case.runtime.name} does not have it",
         fix=lambda case: (
-            f"Use another {field}" + f", or runtime {case.runtime.base}" * (case.runtime.base != case.runtime.name)
+            f"Use another {field}"
+            if case.runtime.name == case.runtime.base
+            else f"Use another {field}, or runtime {case.runtime.base}"
         ),
     )
 

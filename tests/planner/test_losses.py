@@ -133,6 +133,31 @@ def test_ligers_parts_each_change_memory_or_time_and_all_are_less() -> None:
     assert all(one <= kept[0] for one in kept)
 
 
+@pytest.mark.parametrize("devices", [{"cluster": "dgx-h100"}, {"gpu": "cpu"}], ids=["gpus", "processes"])
+@pytest.mark.parametrize("part", ["norm", "rotary", "mlp", "norm,rotary,mlp"])
+@pytest.mark.parametrize(
+    ("pinned", "splits"),
+    [
+        ({"runtime": "ddp", "dp_replicate": "8"}, False),
+        ({"runtime": "fsdp2", "dp_shard": "8"}, False),
+        ({"runtime": "deepspeed-zero", "zero_stage": "3", "dp_shard": "8"}, False),
+        ({"runtime": "deepspeed-ulysses", "zero_stage": "3", "dp_shard": "4", "cp": "2"}, True),
+        ({"runtime": "transformers-tp", "dp_shard": "4", "tp": "2"}, True),
+    ],
+    ids=["ddp", "fsdp2", "zero3", "ulysses", "tp"],
+)
+def test_ligers_parts_are_launched_on_gpus_by_engines_that_split_no_module(
+    pinned: dict[str, str], splits: bool, part: str, devices: dict[str, str]
+) -> None:
+    given = {"model": "tiny-llama", "gpus": "8", "seq_len": "512", "method": "full", "liger": part}
+    try:
+        (one,) = answer(question(given | devices | pinned)).estimates
+    except PlannerError as refused:  # a rule of the planner's own
+        assert splits and refused.field == "liger"
+    else:
+        assert one.launchable is (not splits and "cluster" in devices)
+
+
 def test_a_mixtures_experts_keep_their_own_mlp_under_liger() -> None:
     given = SMALL | {"model": "mixtral-8x7b", "dp_shard": "8", "any_runtime": True}
     case = answer(question(given | {"liger": "norm,rotary,mlp"})).estimates[0].case

@@ -105,7 +105,7 @@ def test_what_a_host_takes_is_of_every_runtime_with_the_same_modules() -> None:
         ("not-shipped", fitted(1e-6), []),
         ("nanotron", fitted(80e-6), []),
     ]
-    found = {one.runtime: one for one in fit._of_same_modules(fits)}
+    found = {one.runtime: one for one in fit._of_same_modules(fits, shipped)}
 
     assert set(found) == {name for name, kernels in shipped.items() if kernels in ("hf", "nanotron")}
     assert {found[name].operation_s for name in ("accelerate-ddp", "accelerate-fsdp2", "deepspeed-ulysses")} == {24e-6}

@@ -14,11 +14,11 @@ from statistics import median
 import msgspec
 import pytest
 
-import tests.truth.engines  # noqa: F401 (runtimes that rows name and the planner does not ship)
-from planner.calibrate.asked import asked, each
+from planner.calibrate.asked import asked
 from planner.calibrate.predict import Replayed, replay
 from planner.calibrate.rows import Row
 from planner.spec.calibration import calibration
+from tests.truth.published.reader import each
 
 TRUTH = Path(__file__).resolve().parent
 FITTED = calibration("published")

@@ -23,6 +23,7 @@ from executor.worker.model.quantized import pack_layers
 from executor.worker.model.seeds import seed_all
 from executor.worker.model.values import Recorder, WeightValues, drawn, stored
 from planner.engines.common import implementation
+from planner.inventory.compute import liger_parts
 from planner.inventory.ends import pieces_of
 from planner.inventory.optimizers import BITSANDBYTES_8BIT
 from planner.parallelism.case import Case
@@ -35,9 +36,7 @@ IMPLEMENTATIONS = {"loop": "eager", "grouped": "grouped_mm"}
 torch has it."""
 ATTENTION = {"flash2": "flash_attention_2", "flash3": "flash_attention_3"}
 """Its names of a plan's attention, where they differ."""
-
-
-LIGER = {"norm": ("rms_norm",), "rotary": ("rope",), "mlp": ("swiglu", "geglu")}
+LIGER_ARGUMENTS = {"norm": ("rms_norm",), "rotary": ("rope",), "mlp": ("swiglu", "geglu")}
 """What Liger-Kernel calls each part (0.8.5, transformers/monkey_patch.py)."""
 
 
@@ -45,7 +44,7 @@ def replace_by_liger(model: Any, parts: Collection[str]) -> None:
     """Have parts of a model computed by Liger-Kernel's functions, and the loss by none of them."""
     from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
 
-    chosen = {argument: part in parts for part, names in LIGER.items() for argument in names}
+    chosen = {argument: part in parts for part, names in LIGER_ARGUMENTS.items() for argument in names}
     _apply_liger_kernel_to_instance(model, **chosen, cross_entropy=False, fused_linear_cross_entropy=False)
 
 
@@ -76,8 +75,7 @@ def unfilled_model(plan: Plan) -> Unfilled:
     with _WithoutData(), nullcontext() if job.recipe.checkpoint else recorder:
         model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype, trust_remote_code=False, **chosen)
     if plan.layout.liger:
-        own = () if plan.model.moe is None else ("mlp",)  # experts are no such module
-        replace_by_liger(model, set(plan.layout.liger).difference(own))
+        replace_by_liger(model, liger_parts(plan.layout.liger, plan.model))
     if plan.layout.experts is not None:
         model.set_experts_implementation(IMPLEMENTATIONS[plan.layout.experts])
     model.config.use_cache = False

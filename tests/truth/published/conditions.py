@@ -171,8 +171,10 @@ def slowed(known: Coefficients, conditions: Conditions) -> Coefficients:
     if conditions.sent_alone:
         known = replace(known, overlap=replace(known.overlap, hidden_share=0.0))
     compute, longer = known.compute, conditions.product_times
+    if longer == 1.0:
+        return known
     times = replace(compute, pace=compute.pace * longer, attention_pace=compute.attention_pace / longer)
-    return known if longer == 1.0 else replace(known, compute=times)
+    return replace(known, compute=times)
 
 
 def loads_under(
