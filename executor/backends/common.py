@@ -19,7 +19,8 @@ from planner.inventory import lora_targets
 from planner.inventory.optimizers import BITSANDBYTES_8BIT
 from planner.inventory.units import savable_modules
 from planner.parallelism.case import Case
-from planner.parallelism.rules import DEFAULTS, Rule, accepts, as_option, one_of
+from planner.parallelism.rule import Rule, as_option, one_of
+from planner.parallelism.rules import DEFAULTS, accepts
 from planner.spec import TrainingJob
 from planner.spec.formats import FORMATS
 
@@ -104,14 +105,16 @@ TRAINER: tuple[Rule, ...] = (
     Rule(
         name="family not built",
         field="family",
-        holds=lambda case: case.model.family in FORMATS,
+        holds=lambda case: case.model.described is not None or case.model.family in FORMATS,
         sentence=lambda case: f"the trainer builds no {case.model.family}",
         fix=lambda case: f"Known: {', '.join(FORMATS)}",
     ),
     Rule(
         name="experts of another family",
         field="family",
-        holds=lambda case: case.model.moe is None or case.model.family in EXPERT_FAMILIES,
+        holds=lambda case: (
+            case.model.moe is None or case.model.described is not None or case.model.family in EXPERT_FAMILIES
+        ),
         sentence=lambda case: (
             f"the trainer supports the mixtures of experts {one_of(EXPERT_FAMILIES)}, not {case.model.name}"
         ),

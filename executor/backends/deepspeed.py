@@ -14,7 +14,7 @@ from executor.backends.launched import launched_by
 from planner.engines.common import allgather_bucket_elements, reduce_bucket_elements
 from planner.engines.deepspeed_common import configured_elements
 from planner.parallelism.case import Case
-from planner.parallelism.rules import Rule, one_of
+from planner.parallelism.rule import Rule, one_of
 from planner.spec.plan import Plan
 
 CONFIG = "config/deepspeed.json"

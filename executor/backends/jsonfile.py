@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from executor.backends.common import HASH_SHOWN, read_back, readable
-from planner.parallelism.rules import Rule
+from planner.parallelism.rule import Rule
 from planner.spec.plan import Plan
 
 NOTE = "_generated"

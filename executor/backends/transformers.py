@@ -12,7 +12,8 @@ from executor.backends.common import TRAINER
 from executor.backends.jsonfile import JsonBackend
 from executor.backends.launched import launched_by
 from planner.parallelism.case import Case
-from planner.parallelism.rules import Rule, accepts, one_of
+from planner.parallelism.rule import Rule, one_of
+from planner.parallelism.rules import accepts
 from planner.spec.plan import Plan
 
 CONFIG = "config/distributed.json"

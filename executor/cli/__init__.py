@@ -54,6 +54,7 @@ LATER = {
     "export": "executor.cli.export:export",
     "export-launch": "executor.cli.export:export_launch",
     "generate": "executor.cli.generate:generate",
+    "import": "executor.cli.importing:import_model",
     "join": "executor.cli.join:join",
     "logs": "executor.cli.resume:logs",
     "measure": "executor.cli.measure:measure",

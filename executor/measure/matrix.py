@@ -24,7 +24,8 @@ from planner.decide.planning import plan_of
 from planner.engines import engine_of
 from planner.figures.memory import device_bytes, memory_lines, peak_at, reserved_bytes
 from planner.parallelism.case import Case
-from planner.parallelism.rules import check, divisors
+from planner.parallelism.rule import check
+from planner.parallelism.rules import divisors
 from planner.spec import Cluster
 from planner.spec.layout import STRATEGIES, strategy_name
 from planner.spec.options import OPTIONS

@@ -29,7 +29,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.quantities import format_bytes, format_seconds, format_volume
 from planner.basics.reading import read_bytes
 from planner.parallelism.case import Case
-from planner.parallelism.rules import broken
+from planner.parallelism.rule import broken
 from planner.spec.engines import OFFLOADS
 from planner.spec.plan import Collective, PhaseMemory, Plan
 from planner.spec.record import RankMeasurements

@@ -30,7 +30,7 @@ from planner.engines import engine_of
 from planner.inventory import parameters
 from planner.parallelism.backend import Backend
 from planner.parallelism.case import Case
-from planner.parallelism.rules import check, one_of
+from planner.parallelism.rule import check, one_of
 from planner.spec import inputs
 from planner.spec.plan import Plan
 from planner.spec.spans import FIRST_RECORDED

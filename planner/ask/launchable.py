@@ -18,7 +18,7 @@ from planner.basics.errors import PlannerError, did_you_mean
 from planner.engines import engine_of
 from planner.parallelism.backend import Backend
 from planner.parallelism.case import Case
-from planner.parallelism.rules import Rule, broken, check, one_of
+from planner.parallelism.rule import Rule, broken, check, one_of
 from planner.spec import Runtime
 from planner.spec.engines import ENGINES, OFFLOADS, choosing, offloading
 

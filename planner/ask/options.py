@@ -19,7 +19,7 @@ from planner.basics.quantities import length, memory_bytes, names, real, share, 
 from planner.basics.reading import holds_tokenizer
 from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.optimizers import BLOCKS_TORCHAO, PAGED, STEPPED_BY_TORCH
-from planner.parallelism.rules import one_of
+from planner.parallelism.rule import one_of
 from planner.spec import Cluster, Lora, ModelSpec, Optimizer, Quantization, Recipe, TrainingJob, presets
 from planner.spec.calibration import calibration
 from planner.spec.job import tuned

@@ -20,7 +20,7 @@ from planner.calibrate.rows import Measured, OldRow, Row, Unread, each_row, row_
 from planner.engines import engine_of
 from planner.figures.steptime import StepTime, step_time
 from planner.parallelism.case import Case
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.spec import Cluster
 from planner.spec.calibration import Calibration
 from planner.spec.options import DEFAULT_SEQ_STEP, OPTIONS

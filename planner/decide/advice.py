@@ -22,7 +22,8 @@ from planner.decide.search import rank
 from planner.engines import engine_of
 from planner.figures.memory import device_bytes, peak_bytes
 from planner.parallelism.case import Case
-from planner.parallelism.rules import JOB, broken
+from planner.parallelism.rule import broken
+from planner.parallelism.rules import JOB
 from planner.parallelism.technique_rules import STRAY
 from planner.spec.calibration import Calibration, calibration
 from planner.spec.engines import OFFLOADS

@@ -18,7 +18,7 @@ from planner.decide.bounds import bound_lines, memory_bound
 from planner.decide.candidates import LayoutFigures, least_seconds, seconds_per_sequence
 from planner.decide.space import Groups, LayoutColumns, belongs, spaces, splits, templates
 from planner.decide.star import Complexity, parts_of, simpler
-from planner.parallelism.rules import Rule
+from planner.parallelism.rule import Rule
 from planner.spec import Layout
 from planner.spec.engines import EngineFacts
 

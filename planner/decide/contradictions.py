@@ -17,7 +17,8 @@ from planner.basics.errors import PlannerError
 from planner.decide.blocks import Block, blocks_of
 from planner.decide.space import proposed
 from planner.engines import engine_of
-from planner.parallelism.rules import AXES, broken, check, nearest, one_of
+from planner.parallelism.rule import broken, check, one_of
+from planner.parallelism.rules import AXES, nearest
 from planner.spec.engines import ENGINES
 from planner.spec.options import TABLE
 

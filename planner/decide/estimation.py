@@ -27,7 +27,8 @@ from planner.figures.passes import coefficients, peak_flops
 from planner.figures.steptime import step_time, throughput
 from planner.figures.unitkernels import unmeasured_attention
 from planner.parallelism.case import Case
-from planner.parallelism.rules import JOB, POSITIONS, as_option, check
+from planner.parallelism.rule import as_option, check
+from planner.parallelism.rules import JOB, POSITIONS
 from planner.spec import Layout, Runtime
 from planner.spec.calibration import Bands
 from planner.spec.engines import ENGINES, OFFLOADS, EngineFacts, engines_with

@@ -117,8 +117,9 @@ def _origins_at(case: Case, phase: str, held: Held, moment: Moment | None) -> li
     found = []
     for term in TERMS:
         own, size = float(held.get(term, 0.0)), live.get(term, Size())
-        total = own + size.at(case.layout.micro_batch_size, case.rank_seq_len)
-        found.append(Origin(phase, place, term, own, *size, float(total)))
+        shape = float(case.layout.micro_batch_size), float(case.rank_seq_len)
+        total = own + size.at(*shape)
+        found.append(Origin(phase, place, term, own, *size.without_rare(*shape), float(total)))
     return found
 
 

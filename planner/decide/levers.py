@@ -24,7 +24,8 @@ from planner.figures.comm import CommVolume, comm_volume
 from planner.figures.memory import MemoryBreakdown, memory_breakdown
 from planner.figures.steptime import StepTime, Throughput, scalar, step_time, throughput
 from planner.parallelism.case import Case
-from planner.parallelism.rules import JOB, broken
+from planner.parallelism.rule import broken
+from planner.parallelism.rules import JOB
 from planner.spec import Cluster, Layout, TrainingJob
 from planner.spec.calibration import Calibration
 from planner.spec.options import TABLE, Option, reads

@@ -199,7 +199,11 @@ def _finished(case: Case, moment: Moment, unit: str) -> float:
 
 
 def _walked(case: Case, term: str, unit: str, count: float, each: Size) -> Part:
-    return Part(term, unit, _bytes(case, each) * count, 0.0, (), count, *each)
+    return Part(term, unit, _bytes(case, each) * count, 0.0, (), count, *each.without_rare(*_shape(case)))
+
+
+def _shape(case: Case) -> tuple[float, float]:
+    return float(case.layout.micro_batch_size), float(case.rank_seq_len)
 
 
 def _bytes(case: Case, size: Size) -> float:

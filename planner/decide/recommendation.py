@@ -30,7 +30,7 @@ from planner.decide.estimation import check_job, check_strategy, estimate
 from planner.decide.search import Ranking, rank, together
 from planner.decide.space import proposed
 from planner.engines import engine_of
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.parallelism.technique_rules import STRAY
 from planner.spec import Layout
 from planner.spec.engines import find_packaged

@@ -21,7 +21,7 @@ from planner.decide.candidates import Candidate, LayoutFigures, beats, order_of
 from planner.decide.star import TIE, starred
 from planner.decide.walker import TOO_LARGE, TOO_SLOW, BoundedRows, LayoutRows, Smallest, Space, Walker
 from planner.engines import engine_of
-from planner.parallelism.rules import Rule
+from planner.parallelism.rule import Rule
 from planner.spec import Layout, Runtime
 
 REFUSED = "backend refuses"

@@ -20,7 +20,7 @@ from planner.decide.candidates import LayoutFigures
 from planner.decide.space import by_batch, spaces
 from planner.decide.star import Complexity, parts_of
 from planner.figures.memory import device_bytes, peak_at
-from planner.parallelism.rules import Rule
+from planner.parallelism.rule import Rule
 from planner.spec import Layout
 
 

@@ -20,7 +20,7 @@ from planner.decide.recommendation import ADAPTED, adapted_to, recommend
 from planner.decide.search import rank
 from planner.decide.space import by_batch, spaces
 from planner.engines import engine_of
-from planner.parallelism.rules import broken, check
+from planner.parallelism.rule import broken, check
 from planner.spec.layout import STRATEGIES, Strategy, strategy_name
 from planner.spec.options import OF_AXIS
 

@@ -14,7 +14,7 @@ from planner.ask.question import Question
 from planner.basics.progress import Progress
 from planner.decide.candidates import Candidate, LayoutFigures, beats, order_of, thing_of
 from planner.decide.star import Complexity, order_of_star, parts_of
-from planner.parallelism.rules import Rule
+from planner.parallelism.rule import Rule
 from planner.spec import Layout
 
 TOO_LARGE = "does not fit in memory with headroom"

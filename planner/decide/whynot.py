@@ -22,7 +22,7 @@ from planner.decide.recommendation import engines_within, run_seconds
 from planner.decide.search import rank
 from planner.decide.space import proposed
 from planner.engines import engine_of
-from planner.parallelism.rules import Rule, broken, check
+from planner.parallelism.rule import Rule, broken, check
 from planner.spec import Layout
 from planner.spec.engines import ENGINES
 from planner.spec.layout import strategy_name

@@ -16,7 +16,7 @@ from planner.engines.common import parallel_calls
 from planner.inventory import Compute, Moment
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import Call as Call  # re-exported for callers
-from planner.parallelism.rules import Rule
+from planner.parallelism.rule import Rule
 from planner.parallelism.tensor import OverlappedCollective
 
 Held = dict[str, Number]

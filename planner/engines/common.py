@@ -18,7 +18,7 @@ from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.case import LAYERS, UNITS, Case, once_a_unit
 from planner.parallelism.collectives import Call, ideal_call, merged
 from planner.parallelism.recompute import regathers
-from planner.parallelism.rules import Rule
+from planner.parallelism.rule import Rule
 from planner.parallelism.zero import StateBytes, moment_bytes, padded_elements, sharded_bytes
 from planner.spec import Layout, Quantization, StepImplementation
 

@@ -24,7 +24,8 @@ from planner.inventory import Compute, Moment
 from planner.inventory.ends import first_weights
 from planner.parallelism import data
 from planner.parallelism.case import UNITS, Case, once
-from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
 from planner.parallelism.zero import grad_state_bytes
 
 FIRST_BUCKET_BYTES, USUAL_BUCKET_BYTES = 2**20, 25 * 2**20

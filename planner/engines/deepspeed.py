@@ -55,7 +55,8 @@ from planner.inventory.mlp import parameters_of
 from planner.inventory.packaged import is_part
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, Case, once
-from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
 from planner.parallelism.zero import whole_bytes
 
 

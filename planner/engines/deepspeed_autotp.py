@@ -14,7 +14,8 @@ from planner.engines.common import base_weight_bytes, parallel_calls, parallel_i
 from planner.engines.deepspeed_common import BUCKETS, NO_GPT2, NO_REPLICAS, SPLIT_MODELS
 from planner.inventory import parameters
 from planner.parallelism.case import Case
-from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
 from planner.parallelism.technique_rules import tensor_rules
 
 

@@ -27,7 +27,8 @@ from planner.engines.ddp import finished_elements
 from planner.inventory import Moment, optimizers
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, UNITS, Case, once
-from planner.parallelism.rules import Rule, accepts
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import accepts
 from planner.parallelism.zero import StateBytes, moment_bytes
 
 

@@ -35,7 +35,8 @@ from planner.inventory.ends import residual
 from planner.parallelism import zero
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import ideal_call
-from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
 from planner.parallelism.technique_rules import any_micro_batches, pipeline_rules, tensor_rules
 from planner.parallelism.zero import StateBytes, moment_bytes
 

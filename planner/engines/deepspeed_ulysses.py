@@ -20,7 +20,8 @@ from planner.engines.deepspeed_common import BUCKETS, NO_REPLICAS, SPLIT_MODELS
 from planner.engines.deepspeed_stage3 import CONTROL_BYTES
 from planner.inventory import Compute, Moment
 from planner.parallelism.case import LAYERS, Case
-from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
 from planner.parallelism.technique_rules import CONTEXT
 
 POSITION_BYTES = 8

@@ -25,7 +25,8 @@ from planner.engines.fsdp2 import UnitSizes
 from planner.inventory import Moment, Weight
 from planner.inventory.narrow import nf4_state_bytes
 from planner.parallelism.case import LAYERS, UNITS, Case
-from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
 from planner.parallelism.zero import sharded_bytes
 
 

@@ -37,7 +37,8 @@ from planner.inventory.optimizers import BITSANDBYTES_8BIT, NEWTON_SCHULZ_STEPS
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, UNITS, Case, once, once_a_unit
 from planner.parallelism.collectives import ideal_call
-from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
 
 
 class UnitSizes(msgspec.Struct, frozen=True):

@@ -20,7 +20,8 @@ from planner.inventory.narrow import RECIPES
 from planner.parallelism import pipeline, tensor
 from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.recompute import regathers
-from planner.parallelism.rules import COMMON, NARROW_PRODUCTS, Rule, accepts, reads_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, NARROW_PRODUCTS, accepts, reads_only
 from planner.parallelism.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
 from planner.spec.layout import RECOMPUTE_MODULES
 

@@ -20,7 +20,8 @@ from planner.inventory.mlp import is_router
 from planner.parallelism import zero
 from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.collectives import ideal_call, merged
-from planner.parallelism.rules import Rule, accepts
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import accepts
 from planner.parallelism.zero import StateBytes, moment_bytes
 
 NARROW, WIDE = float(BYTES["bf16"]), float(BYTES["fp32"])

@@ -22,7 +22,8 @@ from planner.inventory import Moment
 from planner.parallelism import tensor
 from planner.parallelism.case import LAYERS, Case
 from planner.parallelism.recompute import regathers
-from planner.parallelism.rules import COMMON, Rule, accepts, reads_only, splits_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, accepts, reads_only, splits_only
 from planner.parallelism.technique_rules import EXPERT, pipeline_rules, tensor_rules
 from planner.spec import ModelSpec
 

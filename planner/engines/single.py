@@ -21,7 +21,8 @@ from planner.engines.common import (
 from planner.engines.ddp import finished_bytes, grad_bytes, waiting_elements, weight_bytes
 from planner.inventory import Compute, Moment, optimizers
 from planner.parallelism.case import Case
-from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
 
 
 def _stepping(case: Case, moment: Moment, element_bytes: float) -> Number:

@@ -18,7 +18,8 @@ from planner.engines.fsdp2 import Communication, UnitSizes
 from planner.inventory import Compute, Moment
 from planner.parallelism.case import Case
 from planner.parallelism.pipeline import SCHEDULES, micro_batches_match_torch
-from planner.parallelism.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, JOB, accepts, reads_only, splits_only
 from planner.parallelism.technique_rules import CONTEXT, EXPERT, pipeline_rules, tensor_rules
 
 PIECES = 8

@@ -35,7 +35,8 @@ from planner.engines.ddp import finished_elements, waiting_elements
 from planner.engines.fsdp2 import Communication, UnitSizes, resharded, table_in_root
 from planner.inventory import Compute, Moment
 from planner.parallelism.case import Case
-from planner.parallelism.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, JOB, accepts, reads_only, splits_only
 from planner.parallelism.technique_rules import EXPERT, tensor_rules
 
 NO_PLAN = ("gpt2", "opt", "bloom", "falcon", "gpt_oss")

@@ -182,10 +182,13 @@ def moment_total(case: Case, held: Held, moment: Moment | None) -> Number:
     if moment is None:
         return total
     tokens, seq = case.tokens, case.rank_seq_len
-    per_token, per_position, fixed, per_pair = _over_terms(moment.live)
+    per_token, per_position, fixed, per_pair, per_sequence, per_square = _over_terms(moment.live)
     total = total + (per_token + BATCH_BYTES_PER_TOKEN) * tokens + (per_position * seq + fixed)
     # Attention that is written out: every pair of tokens.
-    return total + per_pair * tokens * seq if per_pair else total
+    total = total + per_pair * tokens * seq if per_pair else total
+    if per_sequence or per_square:
+        total = total + per_sequence * case.layout.micro_batch_size + per_square * seq * seq
+    return total
 
 
 def _terms(case: Case, held: Held, moment: Moment | None) -> dict[str, float]:
@@ -351,8 +354,9 @@ def _line(held: Held, live: Sequence[float], seq: float) -> tuple[float, float]:
     start = float(sum(held.values()))
     if not live:
         return 0.0, start
-    per_token, per_position, fixed, per_pair = live
-    return (BATCH_BYTES_PER_TOKEN + per_token + per_pair * seq) * seq, start + per_position * seq + fixed
+    per_token, per_position, fixed, per_pair, per_sequence, per_square = live
+    slope = (BATCH_BYTES_PER_TOKEN + per_token + per_pair * seq) * seq + per_sequence
+    return slope, start + per_position * seq + fixed + per_square * seq * seq
 
 
 _SUMS: dict[int, tuple[Walk, list[tuple[float, ...]], tuple[float, ...]]] = {}
@@ -366,6 +370,8 @@ def _over_terms(live: Sequence[Size]) -> tuple[float, ...]:
         one[1] + two[1] + three[1] + four[1],
         one[2] + two[2] + three[2] + four[2],
         one[3] + two[3] + three[3] + four[3],
+        one[4] + two[4] + three[4] + four[4],
+        one[5] + two[5] + three[5] + four[5],
     )
 
 

@@ -54,6 +54,8 @@ def hidden_of(
 def pairs_of(case: Case, unit: str) -> list[dict[str, list[Weight]]]:
     """The pairs of split linears of a layer, attention's and the MLP's where that has no experts: weights split by
     their outputs ("column") and by their inputs ("row")."""
+    if case.model.described is not None:
+        return []
     inside = f"{names_of(case.model.family).attention_module}."
     weights = [one for one in case.units()[unit] if len(one.shape) == 2 and one.split is not None]
     mixture = any(one.expert for one in case.units()[unit])

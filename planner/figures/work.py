@@ -15,6 +15,7 @@ from planner.basics.formula import formula, watched
 from planner.basics.quantities import BYTES
 from planner.engines import engine_of
 from planner.figures.accumulation import added_up_bytes
+from planner.figures.described import beside
 from planner.figures.expertloop import loop_bytes, loop_operations, loop_products
 from planner.figures.kernels.step import KernelCall
 from planner.figures.unitkernels import (
@@ -177,13 +178,18 @@ def product_operands(rows: Number, features: Number, weight_elements: Number) ->
 def product_elements(case: Case, weight: Weight) -> Number:
     """Elements of a weight that each of the rank's tokens is multiplied with: of experts, those it is sent to."""
     dimensions = 3 if weight.expert else 2
-    if len(weight.shape) < dimensions or weight.replaced or weight.name == names_of(case.model.family).positions:
+    if len(weight.shape) < dimensions or weight.replaced or weight.alone or _is_positions(case, weight):
         return 0  # norms and biases; originals of trained copies; a table of positions is looked up
     if not weight.expert or case.model.moe is None:
         return weight.elements
     layout, each = case.layout, weight.elements / weight.shape[0] * case.model.moe.top_k
     # Sequence parallelism sends each token from one rank of its tensor group only.
     return where(layout.ep > 1, each / layout.tp, each) if layout.sequence_parallel else each
+
+
+def _is_positions(case: Case, weight: Weight) -> bool:
+    """Whether a weight is a table of learned positions."""
+    return case.model.described is None and weight.name == names_of(case.model.family).positions
 
 
 def element_bytes_of(case: Case) -> float:
@@ -271,6 +277,8 @@ def _layer_work(case: Case, unit: str) -> Work:
     model, tokens, layout = case.model, case.tokens, case.layout
     if not case.units()[unit]:
         return Work()
+    if model.described is not None:
+        return _described_work(case, unit)
     found = _products(case, unit)
     split = ceil_div(model.heads, layout.tp) / model.heads
     width = (model.qk_width + model.v_width) * split
@@ -327,6 +335,54 @@ def _layer_work(case: Case, unit: str) -> Work:
         kernels=again_kernels(found.kernels, again_products, 0.0)
         + again_kernels(attended.forward, again_attention, again_attention),
         attention_bytes=again_attention * attended.forward_bytes,
+    )
+    return Work(forward, backward, again, linear_flops=forward.product_flops)
+
+
+def _described_work(case: Case, unit: str) -> Work:
+    """A layer whose operations a description lists: its linear modules, and sums over the rest."""
+    found, other, element = _products(case, unit), beside(case, unit), element_bytes_of(case)
+    unpacked, unpacked_back = unpacking(case, unit, element)
+    adapts, adapts_back = adapters_beside(case, unit, element)
+    hooks = engine_of(case.layout.engine).hooks(case, unit)
+    plain = Load(
+        product_flops=matmul_flops(found.trained + found.frozen, case.tokens) + other.product_flops,
+        operands=found.trained_operands + found.frozen_operands + other.operands,
+        attention_flops=other.attention_flops,
+        moved_bytes=other.forward_bytes,
+        operations=found.modules + other.forward_operations,
+        kernels=found.kernels + other.forward,
+    )
+    backward = _backward(case, unit, found, plain)
+    backward = msgspec.structs.replace(
+        backward,
+        product_flops=backward.product_flops + 2 * other.product_flops,
+        operands=backward.operands + 2 * other.operands,
+        attention_flops=2 * other.attention_flops,
+        moved_bytes=other.backward_bytes + adapts_back.moved_bytes,
+        fixed_bytes=backward.fixed_bytes + unpacked_back.moved_bytes,
+        operations=BACKWARD_OPERATIONS * found.modules
+        + other.backward_operations
+        + adapts_back.operations
+        + unpacked_back.operations
+        + hooks.backward,
+        kernels=found.gradients + other.backward,
+    )
+    forward = msgspec.structs.replace(
+        plain,
+        moved_bytes=plain.moved_bytes + adapts.moved_bytes,
+        fixed_bytes=unpacked.moved_bytes,
+        operations=plain.operations + adapts.operations + unpacked.operations + hooks.forward,
+    )
+    products, attention, elementwise = recomputed_share(case.layout.recompute)
+    again = Load(
+        product_flops=products * forward.product_flops,
+        operands=products * forward.operands,
+        attention_flops=attention * forward.attention_flops,
+        moved_bytes=elementwise * forward.moved_bytes,
+        fixed_bytes=products * forward.fixed_bytes,
+        operations=maximum(products, elementwise) * forward.operations,
+        kernels=again_kernels(forward.kernels, products, attention),
     )
     return Work(forward, backward, again, linear_flops=forward.product_flops)
 

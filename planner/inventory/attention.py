@@ -22,6 +22,8 @@ from planner.spec import Kernels, Mla, ModelSpec
 
 def is_written_out(model: ModelSpec, kernels: Kernels) -> bool:
     """Whether this model's attention is computed without a fused kernel."""
+    if model.described is not None:
+        return False  # its operations say so themselves
     if kernels.attention == "eager" or model.positions == "alibi":
         return True
     # FlashAttention and flex_attention take a soft cap; torch's scaled_dot_product_attention does not.

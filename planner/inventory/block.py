@@ -12,6 +12,7 @@ from planner.inventory.attention import attention_weights, mla_weights, walk_att
 from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.mlp import mlp_weights, moe_weights, walk_mlp, walk_moe
 from planner.inventory.names import names_of
+from planner.inventory.played import described_order, described_weights, play_layer
 from planner.inventory.tape import Tape, Tensor
 from planner.inventory.tensors import Weight
 from planner.spec import ModelSpec
@@ -50,12 +51,16 @@ def norm_weights(model: ModelSpec, name: str, unit: str) -> dict[str, Weight]:
 
 def layer_weights(model: ModelSpec, kind: str = "layer") -> tuple[Weight, ...]:
     """All weights of one layer of a kind in the order the model code registers them."""
+    if model.described is not None:
+        return described_weights(model, kind)
     return tuple(weight for part in layer_parts(model, kind).values() for weight in part.values())
 
 
 def execution_order(model: ModelSpec, kind: str = "layer") -> dict[str, tuple[int, int]]:
     """Names of a layer's weights in the order they are used: their place, and the tensor their module reads, counted
     along the way (two that read the same tensor have the same count)."""
+    if model.described is not None:
+        return described_order(model, kind)
     parts = layer_parts(model, kind)
     attention, mlp = parts["attention"], parts["mlp"]
     steps = [
@@ -75,6 +80,8 @@ def execution_order(model: ModelSpec, kind: str = "layer") -> dict[str, tuple[in
 def walk_layer(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     """The layer's forward from its input (held by the caller) to its output."""
     tape, model, compute, _ = run
+    if model.described is not None:
+        return play_layer(run, x, kind)
     parts = layer_parts(model, kind)
     if model.block == "parallel":
         return _parallel(run, x, parts)

@@ -6,6 +6,7 @@ Not here: the layers between them (block.py).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from planner.basics.arith import Number, is_column
 from planner.inventory import ops
@@ -15,6 +16,7 @@ from planner.inventory.compute import Compute
 from planner.inventory.names import names_of
 from planner.inventory.narrow import NF4
 from planner.inventory.ops import cast, unpacked
+from planner.inventory.played import described_weights, head_weight, play_embedding, play_tail, shared_tables
 from planner.inventory.tape import LOGITS, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import Kernels, ModelSpec
@@ -318,6 +320,8 @@ def chunked_cross_entropy(
 
 def embedding_weight(model: ModelSpec) -> Weight:
     """The token table, vocab x hidden; tied models use it as the head too."""
+    if model.described is not None:
+        return described_weights(model, "tail" if model.tied else "embed")[0]
     name = names_of(model.family).embedding
     unit = "tail" if model.tied else "embed"
     return Weight(name=name, shape=(model.vocab, model.hidden), unit=unit, split=0)
@@ -328,6 +332,8 @@ def first_weights(model: ModelSpec) -> tuple[Weight, ...]:
 
     All of it belongs to the tail where the table is the head too: engines then wrap both ends as one unit.
     """
+    if model.described is not None:
+        return described_weights(model, "embed")
     names = names_of(model.family)
     found = [embedding_weight(model)]
     unit = found[0].unit
@@ -345,6 +351,8 @@ POSITION_OFFSET = {"opt": 2}
 
 def tail_weights(model: ModelSpec) -> tuple[Weight, ...]:
     """The final norm and, unless tied, the head; the head's bias."""
+    if model.described is not None:
+        return described_weights(model, "tail")
     found = list(norm_weights(model, names_of(model.family).final_norm, "tail").values())
     if not model.tied:
         found.append(Weight(name="lm_head", shape=(model.vocab, model.hidden), unit="tail", split=0))
@@ -355,6 +363,8 @@ def tail_weights(model: ModelSpec) -> tuple[Weight, ...]:
 
 def walk_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
     """Token lookup, and what positions and norms do to it."""
+    if model.described is not None:
+        return play_embedding(tape, model, compute)
     weight = compute.local(compute.trained(embedding_weight(model)))
     tape.weight = weight.elements
     # Transformers asks for the gradient of what a frozen table gives too where layers run again, for checkpoints that
@@ -409,6 +419,8 @@ def residual(model: ModelSpec, compute: Compute) -> Size:
 def rotary_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tensor, ...]:
     """What all layers of a stage share: cosines and sines, or ALiBi's line a head; the masks of attention that is
     written out; and that of packed documents, whose positions differ from row to row."""
+    if model.described is not None:
+        return shared_tables(tape, model, compute)
     width = compute.weight_bytes
     tables: tuple[Size, ...] = ()
     if model.family == "deepseek_v2":
@@ -439,13 +451,19 @@ ON_NARROW_LOGITS = {
 
 def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tensor:
     """Final norm, head and loss, as the kernels have it. Lets go of x once it is normalised."""
-    weights = {weight.name: weight for weight in tail_weights(model)}
-    norm = norm_weights(model, names_of(model.family).final_norm, "tail")
-    normal = walk_norm(tape, x, model, compute, norm)
-    tape.drop(x)
-    tape.end_model()
-    normal = compute.gather(tape, normal)
-    head = weights.get("lm_head", embedding_weight(model))
+    after: Callable[[Tensor], Tensor] | None = None
+    if model.described is not None:
+        normal, after = play_tail(tape, x, model, compute)
+        tape.end_model()
+        head, bias = head_weight(model)
+    else:
+        weights = {weight.name: weight for weight in tail_weights(model)}
+        norm = norm_weights(model, names_of(model.family).final_norm, "tail")
+        normal = walk_norm(tape, x, model, compute, norm)
+        tape.drop(x)
+        tape.end_model()
+        normal = compute.gather(tape, normal)
+        head, bias = weights.get("lm_head", embedding_weight(model)), weights.get("lm_head.bias")
     loss_kernel = compute.kernels.loss
     if loss_kernel in IN_PIECES:  # what the head's weight is used for belongs to the unit that has it
         local = compute.local(compute.trained(head))
@@ -473,10 +491,12 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
         )
         tape.drop(normal)
         return loss
-    logits = compute.linear(tape, normal, head, term=LOGITS, bias=weights.get("lm_head.bias"))
+    logits = compute.linear(tape, normal, head, term=LOGITS, bias=bias)
     tape.enter("loss")
     logits = compute.gather_logits(tape, logits, head)
-    if model.logit_soft_cap is not None:
+    if after is not None:
+        logits = after(logits)
+    elif model.logit_soft_cap is not None:
         logits = ops.soft_cap(tape, logits)
     if loss_kernel == "trainer-in-place":
         loss = cross_entropy_in_place(tape, logits, compute, model.vocab)

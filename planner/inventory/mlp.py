@@ -197,7 +197,9 @@ ROUTER_FIRST = ("mixtral",)
 def is_router(weight: Weight, model: ModelSpec) -> bool:
     """Whether a weight scores experts: a parameter of its own, not a linear module."""
     return (
-        model.moe is not None and weight.name == f"{names_of(model.family).mlp_module}.{names_of(model.family).router}"
+        model.described is None
+        and model.moe is not None
+        and weight.name == f"{names_of(model.family).mlp_module}.{names_of(model.family).router}"
     )
 
 

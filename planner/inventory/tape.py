@@ -111,6 +111,7 @@ class Tape:
         self.variables: list[Tensor] = []
         self.returned: list[Tensor] = []
         self.inputs: list[Tensor] = []
+        self.shared: list[Tensor] = []
 
     def enter(self, unit: str, layer: int = -1) -> None:
         """The operations that follow belong to this unit."""

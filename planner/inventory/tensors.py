@@ -17,31 +17,48 @@ _made = tuple.__new__
 
 
 class Size(NamedTuple):
-    """Bytes of a tensor: per_token * (micro_batch * seq) + per_position * seq + fixed + per_pair * micro_batch * seq^2.
+    """Bytes of a tensor: per_token * (micro_batch * seq) + per_position * seq + fixed + per_pair * micro_batch * seq^2
+    + per_sequence * micro_batch + per_square * seq^2.
 
     The coefficients make one walk over the model serve every batch size, as numbers or as columns. Pairs are those of
-    attention that no fused kernel computes.
+    attention that no fused kernel computes; squares are masks of pairs that all sequences share, and a sequence has the
+    state of a recurrent layer.
     """
 
     per_token: float = 0.0
     per_position: float = 0.0
     fixed: float = 0.0
     per_pair: float = 0.0
+    per_sequence: float = 0.0
+    per_square: float = 0.0
 
     # Made as tuples are, not by the constructor, which takes twice as long: a walk adds thousands.
     def __add__(self, other: Size) -> Size:  # type: ignore[override]
-        return _made(Size, (self[0] + other[0], self[1] + other[1], self[2] + other[2], self[3] + other[3]))
+        a, b, c, d, e, f = self
+        p, q, r, s, t, u = other
+        return _made(Size, (a + p, b + q, c + r, d + s, e + t, f + u))
 
     def __sub__(self, other: Size) -> Size:
-        return _made(Size, (self[0] - other[0], self[1] - other[1], self[2] - other[2], self[3] - other[3]))
+        a, b, c, d, e, f = self
+        p, q, r, s, t, u = other
+        return _made(Size, (a - p, b - q, c - r, d - s, e - t, f - u))
 
     def __mul__(self, factor: float) -> Size:  # type: ignore[override]
-        return Size(self[0] * factor, self[1] * factor, self[2] * factor, self[3] * factor)
+        a, b, c, d, e, f = self
+        return _made(Size, (a * factor, b * factor, c * factor, d * factor, e * factor, f * factor))
 
     def at(self, micro_batch: Number, seq: Number) -> Number:
         """Bytes for `micro_batch` sequences of `seq` tokens."""
         tokens = micro_batch * seq
-        return self.per_token * tokens + self.per_position * seq + self.fixed + self.per_pair * (tokens * seq)
+        found = self.per_token * tokens + self.per_position * seq + self.fixed + self.per_pair * (tokens * seq)
+        if self.per_sequence or self.per_square:
+            found = found + self.per_sequence * micro_batch + self.per_square * (seq * seq)
+        return found
+
+    def without_rare(self, micro_batch: float, seq: float) -> tuple[float, float, float, float]:
+        """The first four, of which the fixed one has what a batch of that many sequences adds by the last two."""
+        fixed = self.fixed + self.per_sequence * micro_batch + self.per_square * seq * seq
+        return self.per_token, self.per_position, fixed, self.per_pair
 
 
 NOTHING = Size()
@@ -68,6 +85,7 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     expert: bool = False
     transposed: bool = False
     replaced: bool = False
+    alone: bool = False
     form: str = "plain"
 
     def part(self, tp: Number = 1, ep: Number = 1) -> Weight:

@@ -54,7 +54,7 @@ def _with_adapters(model: ModelSpec, weights: tuple[Weight, ...], lora: Lora, co
         result.append(msgspec.structs.replace(used, trainable=False, replaced=used.trainable))
         if used.trainable:  # peft's ModulesToSaveWrapper: forward goes through a trained copy
             result.append(msgspec.structs.replace(used, name=f"{used.name}{COPY}"))
-        if weight.unit in LAYERS and weight.name.rpartition(".")[2] in lora.targets:
+        if weight.unit in LAYERS and not weight.alone and weight.name.rpartition(".")[2] in lora.targets:
             result.extend(adapter_weights(weight, lora))
             result.extend([magnitude(weight)] if lora.dora else [])
     return tuple(result)
@@ -78,7 +78,7 @@ def lora_targets(model: ModelSpec) -> tuple[str, ...]:
         weight.name.rpartition(".")[2]
         for unit in LAYERS
         for weight in unit_weights(model)[unit]
-        if len(weight.shape) == 2 and not weight.expert and not is_router(weight, model)
+        if len(weight.shape) == 2 and not (weight.expert or weight.alone or is_router(weight, model))
     )
     return tuple(dict.fromkeys(names))
 
@@ -102,11 +102,11 @@ def default_lora(model: ModelSpec) -> Lora:
     legal = lora_targets(model)
     wanted = [
         ("q_proj", "v_proj"),
-        *((name,) for name in ("qkv_proj", "query_key_value", "c_attn")),
+        *((name,) for name in ("qkv_proj", "query_key_value", "c_attn", "Wqkv")),
         ("q_b_proj", "kv_b_proj"),
         ("q_proj", "kv_b_proj"),
     ]
-    return Lora(targets=next(names for names in wanted if set(names) <= set(legal)))
+    return Lora(targets=next((names for names in wanted if set(names) <= set(legal)), legal))
 
 
 @lru_cache(maxsize=4096)

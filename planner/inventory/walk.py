@@ -118,7 +118,8 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
         tape.drop(begun)
     if last:
         tape.enter("tail")
-        tape.drop(*run.table)
+        if model.described is None:  # a description says itself where tables end
+            tape.drop(*run.table)
         loss = walk_loss(tape, x, model, compute)
         if compute.receives_into_buffer:
             tape.drop(begun)
@@ -209,7 +210,7 @@ def _highest(moments: list[Moment]) -> list[Moment]:
     return [moment for rivals in kept.values() for _, moment in rivals]
 
 
-Height = tuple[float, float, float, float, int, int, int, int, bool]
+Height = tuple[float, float, float, float, float, float, int, int, int, int, bool]
 
 
 def _height(moment: Moment) -> Height:
@@ -219,6 +220,8 @@ def _height(moment: Moment) -> Height:
         one[1] + two[1] + three[1] + four[1],
         one[2] + two[2] + three[2] + four[2],
         one[3] + two[3] + three[3] + four[3],
+        one[4] + two[4] + three[4] + four[4],
+        one[5] + two[5] + three[5] + four[5],
         moment.unit_grads + moment.in_flight,
         -moment.unit_grads,
         moment.in_flight,
@@ -239,6 +242,8 @@ def _covers(high: Height, low: Height) -> bool:
         and high[6] >= low[6]
         and high[7] >= low[7]
         and high[8] >= low[8]
+        and high[9] >= low[9]
+        and high[10] >= low[10]
     )
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from planner.parallelism.rules import Rule
+from planner.parallelism.rule import Rule
 from planner.spec.plan import Plan
 
 

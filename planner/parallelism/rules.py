@@ -6,14 +6,17 @@ technique (technique_rules.py), of one engine (engines/) or of one backend (exec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from math import isqrt
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from planner.basics.errors import PlannerError, did_you_mean
+from planner.basics.errors import did_you_mean
 from planner.inventory.attention import is_written_out
 from planner.inventory.compute import COMPILED_FAMILIES, LIGER_FAMILIES, LOOPED_FAMILIES
+from planner.parallelism.described_rules import DESCRIBED
+from planner.parallelism.rule import Rule, as_option, one_of, value_of
 from planner.spec import Layout, ModelSpec
 from planner.spec.engines import (
     ENGINES,
@@ -26,48 +29,11 @@ from planner.spec.engines import (
 )
 from planner.spec.job import RATES
 from planner.spec.layout import LIGER
-from planner.spec.options import OF_AXIS, OPTIONS
+from planner.spec.options import OF_AXIS
 from planner.spec.runtime import LACKING
 
 if TYPE_CHECKING:
     from planner.parallelism.case import Case
-from collections.abc import Sequence
-from math import isqrt
-from typing import TYPE_CHECKING
-
-
-class Rule(msgspec.Struct, frozen=True):
-    """`holds(case)` is a truth value, or a column of them when the case's layout has columns."""
-
-    name: str
-    field: str
-    holds: Callable[[Case], Any]
-    sentence: Callable[[Case], str]
-    fix: Callable[[Case], str]
-
-
-def broken(case: Case, rules: Iterable[Rule]) -> Rule | None:
-    """The first rule that a layout breaks; None where all hold."""
-    return next((rule for rule in rules if not rule.holds(case)), None)
-
-
-def check(case: Case, rules: Iterable[Rule]) -> None:
-    """Refuse a layout by the first rule that it breaks (PlannerError)."""
-    rule = broken(case, rules)
-    if rule is not None:
-        raise PlannerError(rule.field, _value(case, rule.field), rule.sentence(case), rule.fix(case))
-
-
-def _value(case: Case, field: str) -> Any:
-    """What was asked for: a number or switch of the layout, or a choice of the job or of one of its parts."""
-    job, option = case.job, OPTIONS.get(field)
-    if field in ("lora_targets", "modules_to_save"):  # lists, which are typed with commas
-        return None if job.adapters is None else ",".join(getattr(job.adapters, field.removeprefix("lora_")))
-    parts = {"optimizer": job.optimizer, "lora": job.adapters, "quantization": job.base_quantization}
-    if option is not None and option.part in parts:
-        return getattr(parts[option.part], option.field or option.name, None)
-    found = getattr(case.layout, field, getattr(job, field, None))
-    return as_option(found) if isinstance(found, tuple) else found
 
 
 AXES = ("tp", "cp", "pp", "ep")
@@ -187,17 +153,10 @@ def accepts(field: str, values: tuple[str, ...], why: str) -> Rule:
     return Rule(
         name=f"{field} not supported",
         field=field,
-        holds=lambda case: _value(case, field) in values,
-        sentence=lambda case: f"{why}, not {_value(case, field)}",
+        holds=lambda case: value_of(case, field) in values,
+        sentence=lambda case: f"{why}, not {value_of(case, field)}",
         fix=lambda case: f"Use {field} {one_of(values)}",
     )
-
-
-def as_option(value: Any) -> str:
-    """A field's value as it is given on the command line."""
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "none"
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value).lower()
 
 
 POSITIONS = Rule(
@@ -329,7 +288,7 @@ def _in_version(field: str) -> Rule:
     return Rule(
         name=f"{field} not in this version",
         field=field,
-        holds=lambda case: not case.runtime.lacks or f"{field}={_value(case, field)}" not in case.runtime.lacks,
+        holds=lambda case: not case.runtime.lacks or f"{field}={value_of(case, field)}" not in case.runtime.lacks,
         sentence=lambda case: f"{case.runtime.version or case.runtime.name} does not have it",
         fix=lambda case: (
             f"Use another {field}"
@@ -397,6 +356,7 @@ COMPILED = Rule(
 )
 
 COMMON: tuple[Rule, ...] = (
+    *DESCRIBED,
     *map(_in_version, LACKING),
     Rule(
         name="counted ends beside given layers",
@@ -562,12 +522,6 @@ def divisors(number: int) -> list[int]:
 def nearest(value: int, legal: list[int]) -> int:
     """The legal value closest to the given one."""
     return min(legal, key=lambda candidate: (abs(candidate - value), candidate))
-
-
-def one_of(values: Sequence[object]) -> str:
-    """Legal values as people read them."""
-    *most, last = map(str, values)
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 def groups_text(case: Case) -> str:

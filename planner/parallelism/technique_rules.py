@@ -14,7 +14,8 @@ from planner.basics.arith import Number, remainder, where
 from planner.basics.errors import PlannerError
 from planner.parallelism import pipeline
 from planner.parallelism.case import Case
-from planner.parallelism.rules import Rule, divisors, nearest, one_of
+from planner.parallelism.rule import Rule, one_of
+from planner.parallelism.rules import divisors, nearest
 from planner.spec import Kernels
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from planner.spec.model import ModelSpec
+
 Keys = dict[str, tuple[str, ...]]
 
 
@@ -386,3 +388,8 @@ FORMATS: dict[str, Format] = {
 
 SHIPPED_QUANTIZED = ("deepseek_v3", "gpt_oss")
 """Families whose makers publish 8-bit or 4-bit weights: their config.json describes the model all the same."""
+
+
+def layer_class(model: ModelSpec) -> str:
+    """The class of a model's layers in Transformers."""
+    return FORMATS[model.family].layer if model.described is None else model.described.layer_class

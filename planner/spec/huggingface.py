@@ -18,6 +18,7 @@ from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.names import check_name
 from planner.spec import Mla, ModelSpec, Moe
+from planner.spec.described import SCHEMA
 from planner.spec.formats import FORMATS, SHIPPED_QUANTIZED, Format
 from planner.spec.model import Activation, RopeScaling
 from planner.spec.model_rules import check_model
@@ -39,6 +40,10 @@ def read_config(path: str | os.PathLike[str]) -> ModelSpec:
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
+    elif (found := _read(file)).get("schema") == SCHEMA:
+        from planner.spec.importing import described_model  # only for descriptions
+
+        return described_model(msgspec.json.encode(found), str(file))
     name = check_name(
         file.resolve().parent.name or "model", "model", "The model has its folder's name: rename the folder"
     )
@@ -48,6 +53,10 @@ def read_config(path: str | os.PathLike[str]) -> ModelSpec:
 def spec_of(config: dict[str, Any], file: Path, name: str) -> ModelSpec:
     """The model of a decoded config.json; `file` is how a refusal names it."""
     kind = config.get("model_type")
+    if isinstance(kind, str) and _is_unknown(kind, config):
+        from planner.spec.importing import imported  # starts a process
+
+        return imported(file, config, name)
     _refuse_other_towers(config, kind, file)
     if kind == "gemma3" and isinstance(config.get("text_config"), dict):
         config, kind = {**config["text_config"], "model_type": "gemma3_text"}, "gemma3_text"
@@ -77,6 +86,13 @@ NOT_DENSE = r"expert|moe|lora_rank|ssm|mamba|conv|encoder|type_vocab"
 """Keys that all decoders like Llama's have, and words in those of others."""
 NEAR = 0.85
 """How like a known family a name must be to be taken for a slip of the keyboard: lama is, mamba is not."""
+
+
+def _is_unknown(kind: str, config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a family whose own code may describe it, and not of one here, or of one misspelt."""
+    if kind in FORMATS or not kind.isidentifier():
+        return False
+    return kind != "gemma3" and "Did you mean" not in _other_way(kind, config) and not any(map(config.get, TOWERS))
 
 
 def _refuse_other_towers(config: dict[str, Any], kind: object, file: Path) -> None:

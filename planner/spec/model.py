@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from planner.spec.described import Described
+
 Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
 RopeScaling = dict[str, float | int | str | bool | tuple[float, ...]]
 """As in a config.json; longrope has a factor for each frequency (Ding et al. 2024, LongRoPE)."""
@@ -66,7 +68,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     `block` is how a layer is wired: one branch after the other, both from one input (`parallel`), or a norm after
     each branch too (`sandwich`). `layer_norms` counts the norms that read a layer's input or middle.
     `sliding_window` limits attention to that many tokens in all layers but every `full_attention_every`-th (0: in
-    all). `dropout` is that of the residual branches, `attention_dropout` that of the probabilities.
+    all). `dropout` is that of the residual branches, `attention_dropout` that of the probabilities. `described` holds
+    the units of a model whose blocks are not written by hand (described.py).
     """
 
     name: str
@@ -109,6 +112,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     attention_dropout: float = 0.0
     moe: Moe | None = None
     mla: Mla | None = None
+    described: Described | None = None
 
     def __hash__(self) -> int:
         """By a few sizes: rope_scaling is a dict, which has no hash, and equality still compares everything."""
@@ -117,6 +121,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def dense_layers(self) -> int:
         """Leading layers of kind "dense": a plain MLP where the others have experts. None of a model without."""
+        if self.described is not None:
+            return self.described.dense_layers
         return self.moe.dense_layers if self.moe else 0
 
     @property

@@ -57,7 +57,7 @@ def check_model(spec: ModelSpec, where: str) -> None:
 
     check_name(spec.name, f"{where}: name")
     check_texts(spec.rope_scaling, f"{where}: rope_scaling")
-    if spec.family not in FORMATS:
+    if spec.described is None and spec.family not in FORMATS:
         raise refuse("family", "is not a model_type this version plans", did_you_mean(spec.family, FORMATS))
     for key, largest in LARGEST.items():
         if not 1 <= getattr(spec, key) <= largest:
@@ -67,6 +67,8 @@ def check_model(spec: ModelSpec, where: str) -> None:
     if spec.heads % spec.kv_heads:
         fix = _divisor_fix("kv_heads", spec.heads, spec.kv_heads)
         raise refuse("kv_heads", f"must divide the {spec.heads} attention heads", fix)
+    if spec.described is not None:
+        return
     if spec.hidden % spec.heads:
         fix = _divisor_fix("heads", spec.hidden, spec.heads)
         raise refuse("heads", f"must divide the hidden size {spec.hidden}, as Transformers demands", fix)

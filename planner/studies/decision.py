@@ -21,7 +21,7 @@ from planner.decide.planning import plan_of
 from planner.decide.reasons import reasons_of
 from planner.engines import engine_of
 from planner.figures.steptime import scalar
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.spec.calibration import calibration
 from planner.spec.layout import strategy_name
 from planner.spec.plan import Plan

@@ -20,7 +20,7 @@ from executor.measure import trace
 from planner.decide.space import Groups
 from planner.engines import engine_of
 from planner.parallelism.case import Case
-from planner.parallelism.rules import broken
+from planner.parallelism.rule import broken
 from planner.spec import Layout, ModelSpec, TrainingJob, presets
 from planner.spec.engines import ENGINES
 from planner.spec.job import Method, Precision

@@ -18,7 +18,7 @@ from executor.backends.common import read_back
 from executor.launchers import local
 from executor.run import prepare
 from executor.run.prepare import PreparedRun, RunOptions
-from planner.parallelism.rules import Rule
+from planner.parallelism.rule import Rule
 from planner.spec.plan import Plan
 
 AGENT = r"""#!/bin/sh

@@ -19,7 +19,7 @@ from planner.figures.unitkernels import conversions
 from planner.figures.work import unit_work
 from planner.inventory import narrow
 from planner.parallelism.case import LAYERS, Case
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.spec import Layout, TrainingJob, presets
 
 MODELS = ("llama-3-8b", "gpt2", "falcon-7b", "opt-1.3b", "gemma-2-9b", "mixtral-8x7b", "gpt-oss-20b", "deepseek-v3")

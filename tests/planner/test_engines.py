@@ -20,7 +20,7 @@ from planner.figures.work import unit_work
 from planner.inventory import Stage, walk
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import WIRE
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.spec import Kernels, Layout, Lora, TrainingJob, presets
 
 RUNTIMES = {

@@ -20,7 +20,7 @@ from planner.figures.work import unit_work
 from planner.inventory import TERMS, Compute, Moment, walk
 from planner.inventory.narrow import nf4_scale_bytes
 from planner.parallelism.case import Case
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.spec import Layout, Lora, Quantization, TrainingJob, presets
 from planner.spec.calibration import calibration
 

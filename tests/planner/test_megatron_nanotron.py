@@ -15,7 +15,7 @@ from planner.engines.base import Call, Held
 from planner.figures.memory import in_flight, memory_breakdown, moments_of, reserved_bytes
 from planner.inventory import TERMS, walk
 from planner.parallelism.case import Case, StageClass
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.spec import Layout, ModelSpec, Optimizer, TrainingJob, presets
 
 GPT = msgspec.structs.replace(presets.model("gpt3-175b"), vocab=51_200, tied=True)

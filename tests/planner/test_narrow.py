@@ -19,7 +19,7 @@ from planner.figures.passes import peak_flops
 from planner.inventory import narrow
 from planner.inventory.walk import kept_by_layer
 from planner.parallelism.case import Case
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.spec import Layout, TrainingJob, presets
 
 LLAMA = presets.model("llama-3-8b")  # hidden 4096, ffn 14336, 32 heads and 8 of keys of 128, 32 layers

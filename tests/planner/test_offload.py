@@ -15,7 +15,7 @@ from planner.figures.memory import host_bytes, in_flight, memory_breakdown, mome
 from planner.figures.steptime import step_time
 from planner.parallelism.case import Case
 from planner.parallelism.offload import STEP_SHARE
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.parallelism.zero import state_bytes
 from planner.spec import Layout, Link, Optimizer, TrainingJob, presets
 from planner.spec.calibration import calibration

@@ -24,7 +24,7 @@ from planner.inventory.optimizers import (
     newton_schulz_flops,
     state_bytes,
 )
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.parallelism.zero import moment_bytes
 from planner.spec import Layout, ModelSpec, Optimizer, TrainingJob, presets
 from planner.spec.calibration import calibration

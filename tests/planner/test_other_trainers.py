@@ -18,7 +18,7 @@ from planner.inventory import Compute, Moment, Stage, optimizers, parameters, un
 from planner.inventory.narrow import gptq_element_bytes
 from planner.inventory.tape import TERMS
 from planner.parallelism.case import Case
-from planner.parallelism.rules import broken
+from planner.parallelism.rule import broken
 from planner.spec import Layout, Lora, Optimizer, Quantization, TrainingJob, presets
 
 SEVEN_B = presets.model("7b")

@@ -14,7 +14,7 @@ from planner.figures.memory import device_bytes, memory_breakdown
 from planner.figures.steptime import step_time, throughput
 from planner.inventory import parameters
 from planner.parallelism.case import Case
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import calibration
 

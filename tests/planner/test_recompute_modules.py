@@ -19,7 +19,7 @@ from planner.figures.work import unit_work
 from planner.inventory import second_products, unit_weights
 from planner.inventory.walk import kept_by_layer, saved_results
 from planner.parallelism.case import Case
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.spec import Layout, TrainingJob, presets
 
 LLAMA = presets.model("llama-3-8b")  # hidden 4096, ffn 14336

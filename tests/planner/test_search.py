@@ -25,7 +25,7 @@ from planner.decide.star import starred
 from planner.decide.strategies import answer
 from planner.engines import engine_of
 from planner.figures.memory import memory_breakdown
-from planner.parallelism.rules import Rule, check
+from planner.parallelism.rule import Rule, check
 from planner.parallelism.technique_rules import STRAY
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import calibration

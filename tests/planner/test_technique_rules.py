@@ -20,7 +20,8 @@ from planner.parallelism.pipeline import (
     stages_fit,
     virtual_stages_match,
 )
-from planner.parallelism.rules import COMMON, OFFLOAD, POSITIONS, Rule, broken, divisors, nearest
+from planner.parallelism.rule import Rule, broken
+from planner.parallelism.rules import COMMON, OFFLOAD, POSITIONS, divisors, nearest
 from planner.parallelism.technique_rules import CONTEXT, EXPERT, STRAY, any_micro_batches, pipeline_rules, tensor_rules
 from planner.spec import Layout, Mla, ModelSpec, Moe, Optimizer, TrainingJob, presets
 from planner.spec.engines import ENGINES, offloading

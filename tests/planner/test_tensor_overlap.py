@@ -24,7 +24,7 @@ from planner.figures.steptime import step_time
 from planner.figures.timeline import timeline
 from planner.figures.work import unit_work
 from planner.parallelism.case import Case
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import UNCALIBRATED, Calibration, OverlapEntry, calibration
 from planner.spec.plan import read_plan

@@ -23,7 +23,7 @@ from planner.figures.timeline import KINDS, StageSpans, Timeline, timeline
 from planner.parallelism.case import Case
 from planner.parallelism.makespan import makespan_s
 from planner.parallelism.pipeline import actions, backward_sends, forward_sends
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.spec.calibration import Calibration
 from planner.spec.spans import COLLECTIVES, COMPUTE, COPIES, HOST, INSIDE, SENDS, STREAMS
 

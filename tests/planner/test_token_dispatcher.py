@@ -18,7 +18,7 @@ from planner.figures.work import routed_bytes
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import TokenRouting
 from planner.parallelism.expert import parts_reached, sent_once
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import UNCALIBRATED, calibration
 from planner.spec.plan import read_plan

@@ -11,7 +11,7 @@ from planner.basics.errors import PlannerError
 from planner.engines import engine_of
 from planner.figures.host import host_terms, offload_traffic, update_seconds
 from planner.parallelism.case import Case
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 
 
 def asked(**options: str) -> Case:

@@ -10,7 +10,7 @@ from planner.engines import engine_of
 from planner.engines.base import Call
 from planner.figures.comm import collective_seconds, traffic
 from planner.parallelism.case import Case, axis_groups
-from planner.parallelism.rules import broken
+from planner.parallelism.rule import broken
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import calibration
 from tests.truth.engines.internevo import BUCKET_ELEMENTS

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
+from executor.worker.model.layers import layers_of
 from planner.spec import Layout
 
 
@@ -25,11 +25,3 @@ def enable(model: Any, layout: Layout) -> None:
     torch._dynamo.config.optimize_ddp = False
     for layer in layers_of(model):
         layer.compile()
-
-
-def layers_of(model: Any) -> nn.ModuleList:
-    """The decoder layers of a model of Transformers, whatever its family calls them."""
-    inner = model.base_model
-    lists = [one for one in inner.children() if isinstance(one, nn.ModuleList)]
-    assert len(lists) == 1, f"{type(inner).__name__} has {len(lists)} lists of modules"
-    return lists[0]

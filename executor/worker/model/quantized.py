@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from executor.worker.model.layers import layers_of
 from planner.spec import Quantization
-from planner.spec.formats import FORMATS
 
 QUANT_TYPE = "nf4"
 STORAGE = {"uint8": torch.uint8, "bf16": torch.bfloat16}
@@ -94,8 +94,7 @@ def _linears(model: Any) -> Iterator[tuple[nn.Module, str]]:
     """(parent, name in it) of every linear module of every layer."""
     from transformers.pytorch_utils import Conv1D
 
-    kind = FORMATS[model.config.model_type].layer
-    for layer in (module for module in model.modules() if type(module).__name__ == kind):
+    for layer in layers_of(model):
         for module in layer.modules():
             for name, child in module.named_children():
                 if isinstance(child, (nn.Linear, Conv1D)):

@@ -58,7 +58,7 @@ def _noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class _Answers(TorchDispatchMode):
+class Answers(TorchDispatchMode):
     """Answers what a fake tensor cannot: numbers that Python reads, and the order of DDP's buckets."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -130,10 +130,10 @@ def reduce_in_python(model: Any) -> None:
 def fake_tensors(plan: Plan) -> Iterator[None]:
     """While entered, every new tensor is fake."""
     with ExitStack() as stack:
-        for target, name, value in _patches() + (_as_on_cuda() if plan.cluster.gpu.kind == "cuda" else []):
+        for target, name, value in patches() + (as_on_cuda() if plan.cluster.gpu.kind == "cuda" else []):
             stack.enter_context(mock.patch.object(target, name, value))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(_Answers())
+        stack.enter_context(Answers())
         yield
 
 
@@ -152,7 +152,7 @@ def _forget_accelerate() -> None:
         state._reset_state()
 
 
-def _as_on_cuda() -> list[tuple[Any, str, Any]]:
+def as_on_cuda() -> list[tuple[Any, str, Any]]:
     """PyTorch's decisions by device in Python, or before any operation is dispatched, made as for a GPU."""
     from torch.nn import functional
 
@@ -181,7 +181,7 @@ def _as_on_cuda() -> list[tuple[Any, str, Any]]:
     ]
 
 
-def _patches() -> list[tuple[Any, str, Any]]:
+def patches() -> list[tuple[Any, str, Any]]:
     """Functions that ask for real numbers or addresses, and their replacements."""
     import transformers.masking_utils as masking
     from torch.distributed.device_mesh import DeviceMesh

@@ -1,7 +1,8 @@
 """Whole copies on every rank, whose gradients are reduced as DDP does. Not here: DDP (planner/engines/ddp.py)."""
 
 from planner.engines.ddp import Ddp
-from planner.parallelism.rules import COMMON, JOB, Rule, reads_only, splits_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
 
 
 class Toy(Ddp):

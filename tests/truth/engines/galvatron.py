@@ -21,7 +21,8 @@ from planner.engines.common import parallel_calls, parallel_ideal, trained_state
 from planner.engines.fsdp2 import UnitSizes
 from planner.inventory import Compute, Moment
 from planner.parallelism.case import LAYERS, UNITS, Case
-from planner.parallelism.rules import COMMON, JOB, Rule, accepts, reads_only, splits_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, JOB, accepts, reads_only, splits_only
 from planner.parallelism.technique_rules import any_micro_batches, pipeline_rules, tensor_rules
 
 

@@ -24,7 +24,8 @@ from planner.inventory.packaged import is_part
 from planner.parallelism import pipeline, tensor, zero
 from planner.parallelism.case import Case
 from planner.parallelism.recompute import regathers
-from planner.parallelism.rules import COMMON, Rule, accepts, reads_only, splits_only
+from planner.parallelism.rule import Rule
+from planner.parallelism.rules import COMMON, accepts, reads_only, splits_only
 from planner.parallelism.technique_rules import pipeline_rules, tensor_rules
 from planner.parallelism.zero import StateBytes
 

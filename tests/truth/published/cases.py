@@ -17,7 +17,7 @@ from planner.calibrate.asked import CannotPredict
 from planner.engines import engine_of, nanotron
 from planner.parallelism import pipeline
 from planner.parallelism.case import Case
-from planner.parallelism.rules import check
+from planner.parallelism.rule import check
 from planner.spec import Layout, ModelSpec, Runtime, StepImplementation, presets
 from planner.spec.engines import ENGINES
 from tests.truth.published import sources

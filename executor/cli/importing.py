@@ -1,0 +1,55 @@
+"""`executor import`: a model of any architecture, described by its own code.
+
+Not here: the description (executor/worker/imported/), or reading one (planner/spec/importing.py).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from executor.cli.output import tell
+from planner.basics import command
+from planner.basics.errors import PlannerError
+from planner.basics.help_page import PagedCommand, option
+from planner.basics.quoting import for_shell
+from planner.basics.saying import say
+from planner.inventory import parameters
+from planner.spec import ModelSpec
+from planner.spec.importing import read_described, run_import
+
+
+@click.command("import", cls=PagedCommand, example="executor import my-model/config.json -o model.json")
+@click.argument("config", metavar="CONFIG", type=click.Path(path_type=Path))
+@option(
+    "output",
+    "-o",
+    "--output",
+    often=True,
+    type=command.NewPath(),
+    default="model.json",
+    show_default=True,
+    help="File to write.",
+)
+def import_model(config: Path, output: Path) -> int:
+    """Describe a model by running its own code on tensors without data, for the planner.
+
+    CONFIG is a config.json or its folder. Nothing is downloaded, and no code in the folder runs.
+    """
+    file = config / "config.json" if config.is_dir() else config
+    if not file.is_file():
+        raise PlannerError("config", str(config), "does not exist", "Give a config.json, or the folder that holds one")
+    run_import(file, output, file.resolve().parent.name or "model", str(file))
+    model = read_described(output)
+    tell(summary(model))
+    path = os.path.relpath(output)
+    tell(f"wrote {path}")
+    say(f"next: planner estimate --model {for_shell(['./' + path])} --gpus 8")
+    return 0
+
+
+def summary(model: ModelSpec) -> str:
+    """A description in one line."""
+    return f"{model.name}: a {model.family} of {model.layers} layers, {parameters(model):,} parameters"

@@ -1,0 +1,43 @@
+"""Describe the model of a config.json, in a process of its own: `python -m executor.worker.imported CONFIG OUT`.
+
+Writes a model/1 file, or one line on stderr and exit code 2. Not here: who starts it, and for how long it may run
+(planner/spec/importing.py, executor/cli/importing.py).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+MOST_BYTES = 4 * 2**30
+"""Memory that a description may take."""
+
+
+def main() -> int:
+    """Describe, write, and say what was wrong."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "CUDA_VISIBLE_DEVICES": ""}
+    from executor.worker.imported.describe import NotDescribed, config_of, describe
+    from executor.worker.imported.facts import spec_of
+    from planner.basics.errors import PlannerError
+    from planner.spec.huggingface import decoded
+    from planner.spec.importing import write_described
+
+    config, out, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    try:
+        raw = decoded(config.read_bytes(), str(config))
+        described = describe(raw)
+        write_described(spec_of(name, raw, config_of(raw), described), out)
+    except PlannerError as error:
+        print(error.sentence, file=sys.stderr)
+        return error.exit_code
+    except NotDescribed as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

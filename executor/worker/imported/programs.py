@@ -1,0 +1,547 @@
+"""From recordings of one model at several batches and lengths to the programs of its units.
+
+Every size is fitted as a polynomial of batch and length, and must be exact at a batch and length that the fit did not
+use. Not here: making recordings (record.py), or which units a model has (describe.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+
+import numpy as np
+
+from executor.worker.imported.record import Event, GraphNode, NotDescribed, Operation, Place, Recording, Seen, UnitName
+from planner.spec.described import (
+    INPUT,
+    Attend,
+    Back,
+    Bytes,
+    Free,
+    Give,
+    Make,
+    Node,
+    Product,
+    Program,
+    Step,
+    WeightGradient,
+)
+
+Point = tuple[int, int]
+"""(batch, length) of a recording."""
+POINTS: tuple[Point, ...] = (
+    (2, 32),
+    (3, 32),
+    (2, 64),
+    (3, 64),
+    (2, 96),
+    (3, 96),
+    (4, 128),
+)
+"""Six that the sizes are solved from, and one that they must be exact at."""
+PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward"))
+ATTENTION = "_scaled_dot_product"
+
+
+def size_of(points: Sequence[Point], values: Sequence[float], what: Callable[[], str]) -> Bytes:
+    """Bytes at each point as a polynomial of batch and length."""
+    rows = np.array([(batch * seq, seq, 1.0, batch * seq * seq, batch, seq * seq) for batch, seq in points])
+    found = np.linalg.solve(rows[:6], np.array(values[:6], float))
+    found = np.round(found * 4096) / 4096
+    if not np.allclose(rows @ found, values, rtol=1e-9, atol=0.5):
+        raise NotDescribed(f"the size of {what()} is no polynomial of batch and length: {values} bytes at {points}")
+    terms = [float(one) for one in found]
+    while len(terms) > 1 and terms[-1] == 0:
+        terms.pop()
+    return terms[0] if len(terms) == 1 else tuple(terms)
+
+
+class Recorded:
+    """Recordings with gradients at each of `POINTS`, and one without gradients at the first, which says when variables
+    go out of scope."""
+
+    def __init__(self, runs: Sequence[Recording], plain: Recording, like: Recorded | None = None) -> None:
+        """A single run may be `like` others of the same model, whose tensors tell how those of its sizes grow."""
+        self.like = like
+        self.runs, self.base, self.plain = runs, runs[0], plain
+        shapes = [[(op.name, op.inside, op.unit) for op in run.operations] for run in runs]
+        for point, shape in zip(POINTS, shapes, strict=False):
+            if shape != shapes[0]:
+                pairs = zip(shape, shapes[0], strict=False)
+                other = next((one for one, first in pairs if one != first), ("the end", "", ("", 0)))
+                raise NotDescribed(
+                    f"operations differ with batch and length: at batch {point[0]} and length {point[1]} from "
+                    f"{other[0]} in {other[2][0]} {other[2][1]} on"
+                )
+        first = next(event for event in self.base.events if event.kind == "begin")
+        before = self.base.events[: self.base.events.index(first)]
+        # The last operation before makes the gradient of the logits.
+        self.forward = max(event.what for event in before if event.kind == "op")
+        theirs, ours = _makers(plain, len(plain.operations)), _makers(self.base, self.forward)
+        self.pairs: list[tuple[int, int]] = []
+        self.copies: set[int] = set()
+        """Copies that autograd alone makes of what is written over."""
+        for one in theirs:
+            while ours and self.base.operations[ours[0]].name == "clone" != plain.operations[one].name:
+                self.copies.add(ours.pop(0))
+            if not ours or plain.operations[one].name != self.base.operations[ours[0]].name:
+                name, unit, place = plain.operations[one].name, *plain.operations[one].unit
+                raise NotDescribed(f"{name} in {unit} {place} is there without gradients alone")
+            self.pairs.append((one, ours.pop(0)))
+        for index in self.copies:
+            copy, writes = self.base.operations[index : index + 2]
+            copy.node = writes.node = copy.node - 1
+        for operation in self.base.operations[: self.forward]:
+            after = self.base.nodes.get(operation.node + 1)
+            if operation.name.endswith("_") and after is not None and after.name.endswith("CopySlices"):
+                operation.node += 1  # it wrote to a part of a tensor, and has its node within that
+
+    @cached_property
+    def halves(self) -> tuple[list[Event], list[Event]]:
+        """Events of the forward and of the backward."""
+        events = self.base.events
+        first = next(place for place, event in enumerate(events) if event.kind == "begin")
+        return events[:first], events[first:]
+
+    @cached_property
+    def first_operation(self) -> dict[int, int]:
+        """The operation of each autograd node."""
+        found: dict[int, int] = {}
+        for index, operation in enumerate(self.base.operations[: self.forward]):
+            if operation.node in self.base.nodes and index not in self.copies:
+                found.setdefault(operation.node, index)
+        return found
+
+    @cached_property
+    def used(self) -> dict[int, list[int]]:
+        """Which results of each node some other reads, in order."""
+        found: dict[int, set[int]] = {}
+        places = [edge for node in self.base.nodes.values() for edge in node.edges if isinstance(edge, tuple)]
+        places += [
+            event.tensor.place for event in self.halves[0] if isinstance(event.tensor, Seen) and event.tensor.place
+        ]
+        if self.base.logits is not None and self.base.logits.place is not None:
+            places.append(self.base.logits.place)
+        for number, which in places:
+            found.setdefault(number, set()).add(which)
+        return {number: sorted(which) for number, which in found.items()}
+
+    @cached_property
+    def backward_of(self) -> dict[int, list[Event]]:
+        """Events of each node's backward, from its "begin" to its "end"."""
+        found: dict[int, list[Event]] = {}
+        current: list[Event] | None = None
+        for event in self.halves[1]:
+            if event.kind == "begin":
+                current = found[event.what] = []
+            if current is not None:
+                current.append(event)
+            if event.kind == "end":
+                current = None
+        return found
+
+    @cached_property
+    def deaths(self) -> list[tuple[int, UnitName, int]]:
+        """Each storage that dies in the forward: after which operation, in which unit, and which (as the first
+        recording numbers them)."""
+        same: dict[int, int] = {}
+        for theirs, ours in self.pairs:
+            one, other = self.plain.operations[theirs], self.base.operations[ours]
+            for here, there in zip(one.inputs + one.results, other.inputs + other.results, strict=True):
+                same.setdefault(here.storage, there.storage)
+        after, found, at, unit = dict(self.pairs), [], -1, ("embed", 0)
+        layers = max((event.what[1] for event in self.plain.events if event.kind == "leave"), default=0)
+        for event in self.plain.events:
+            if event.kind == "op":
+                at = after.get(event.what, at)
+            elif event.kind == "enter":
+                unit = event.what
+            elif event.kind == "leave":
+                unit = ("gap", event.what[1]) if event.what[1] < layers else ("tail", 0)
+            elif event.kind == "free" and event.what in same:
+                found.append((at, unit, same[event.what]))
+        return found
+
+    def size(self, storage: int) -> Bytes:
+        """Bytes of a storage."""
+        if self.like is not None:
+            found = self.like.growing.get(self.base.sizes[storage])
+            if found is None:
+                raise NotDescribed(f"{self._maker(storage)} has a size of its own where weights are frozen")
+            return found
+        return size_of(POINTS, [run.sizes[storage] for run in self.runs], lambda: self._maker(storage))
+
+    @cached_property
+    def growing(self) -> dict[int, Bytes]:
+        """Sizes by the bytes that they are in the first recording; of several those that grow with the tokens alone."""
+        found: dict[int, Bytes] = {}
+        for storage, size in self.base.sizes.items():
+            if storage not in self.base.weights and not isinstance(found.get(size), float):
+                with suppress(NotDescribed):
+                    found[size] = self.size(storage)
+        return found
+
+    def bytes_of(self, look: Callable[[Recording], float], what: str) -> Bytes:
+        """A figure of each recording."""
+        return size_of(POINTS, [look(run) for run in self.runs], lambda: what)
+
+    def _maker(self, storage: int) -> str:
+        for operation in self.base.operations:
+            if storage in operation.made:
+                return f"a result of {operation.name} in {operation.unit[0]} {operation.unit[1]} {operation.inside}"
+        return "a tensor"
+
+
+def _makers(run: Recording, stop: int) -> list[int]:
+    """Operations that make storages or write to them: views differ with and without gradients."""
+    return [i for i, op in enumerate(run.operations[:stop]) if op.made or op.name.endswith("_")]
+
+
+class UnitProgram:
+    """Makes the program of one unit of a recorded model."""
+
+    def __init__(self, recorded: Recorded, unit: UnitName, names: dict[str, str], frozen: Recorded | None) -> None:
+        """`names` are those of the unit's weights by their names in the model. `frozen` is recorded with all weights
+        but the embedding frozen."""
+        self.recorded, self.unit, self.names, self.frozen = recorded, unit, names, frozen
+        self.base = recorded.base
+        forward = recorded.halves[0]
+        if unit[0] == "layer":
+            begin = next(i for i, one in enumerate(forward) if one.kind == "enter" and one.what == unit)
+            end = next(i for i, one in enumerate(forward) if one.kind == "leave" and one.what == unit)
+            self.given, self.result = forward[begin].tensor, forward[end].tensor
+        elif unit[0] == "embed":
+            begin, end = -1, next(i for i, one in enumerate(forward) if one.kind == "enter")
+            self.given, self.result = None, forward[end].tensor
+        else:
+            begin = max(i for i, one in enumerate(forward) if one.kind == "leave")
+            end, self.given, self.result = len(forward), forward[begin].tensor, self.base.logits
+        self.events = forward[begin + 1 : end]
+        self.local: dict[int, int] = {}
+        self.places: dict[Place, int] = {}
+        self.count = 1
+        self.inner: set[int] = set()
+        if self.given is not None and self.given.place is not None:
+            self.places[self.given.place] = 0
+        self.after: dict[int, int] = {}  # the step of each operation
+
+    @cached_property
+    def shared(self) -> dict[int, int]:
+        """Storages that the embedding's unit leaves to all layers, with their numbers."""
+        forward = self.recorded.halves[0]
+        first = next(one for one in forward if one.kind == "enter")
+        made = [one for op in self._of(("embed", 0)) for one in op.made if one != first.tensor.storage]
+        gone = {storage for _, unit, storage in self.recorded.deaths if unit == ("embed", 0)}
+        weights = self.base.weights
+        return {
+            one: -2 - place for place, one in enumerate(one for one in made if one not in gone and one not in weights)
+        }
+
+    def _of(self, unit: UnitName) -> Iterator[Operation]:
+        return (op for op in self.base.operations[: self.recorded.forward] if op.unit == unit)
+
+    def made(self) -> Program:
+        """The program."""
+        steps: list[Step] = []
+        pending = list(self.events)
+        while pending:
+            event = pending.pop(0)
+            if event.kind == "linear" and self._plain(event):
+                end = next(i for i, one in enumerate(pending) if one.kind == "made")
+                inner, pending = pending[: end + 1], pending[end + 1 :]
+                steps.append(self._linear(event, inner, len(steps)))
+            elif event.kind == "op" and event.what < self.recorded.forward:
+                step = self._step(event.what)
+                self.after[event.what] = len(steps) if step is not None else len(steps) - 1
+                if step is not None:
+                    steps.append(step)
+        ends, later = self._ends()
+        out = self.result
+        steps = [step if not ends.get(place) else _with_ends(step, ends[place]) for place, step in enumerate(steps)]
+        output = self._place(out.place)
+        assert isinstance(output, int)
+        shared = tuple(self.local[one] for one in self.shared if one in self.local) if self.unit[0] == "embed" else ()
+        moved, back, starts, starts_back = self._sums()
+        return Program(
+            steps=tuple(steps), output=output, shared=shared, returned=later[0], held=later[1],
+            moved=moved, moved_back=back, starts=starts, starts_back=starts_back,
+        )  # fmt: skip
+
+    def _plain(self, event: Event) -> bool:
+        """Whether a linear module works on all tokens, one row each."""
+        batch, seq = POINTS[0]
+        return event.what in self.names_of_linears and int(np.prod(event.tensor.shape[:-1])) == batch * seq
+
+    @cached_property
+    def names_of_linears(self) -> dict[str, str]:
+        """Linear modules of the unit by their names in the model."""
+        linears = {op.inside for op in self.base.operations if op.inside}
+        return {
+            name.removesuffix(".weight"): own
+            for name, own in self.names.items()
+            if name.removesuffix(".weight") in linears
+        }
+
+    def _linear(self, event: Event, inner: Sequence[Event], place: int) -> Step:
+        end = inner[-1].tensor
+        for one in inner:
+            if one.kind == "op":
+                self.inner.update(self.base.operations[one.what].made)
+                self.after[one.what] = place
+        self.inner.discard(end.storage)
+        reads = self._place(event.tensor.place)
+        width = self._gives(end.storage, [end.place])
+        own = self.names_of_linears[event.what]
+        bias = self.names.get(f"{event.what}.bias", "")
+        return Step(op="linear", gives=width, node=Node(reads=(reads,)), weight=own, bias=bias)
+
+    def _gives(self, storage: int, places: Sequence[Place | None]) -> tuple[tuple[int, Bytes | None], ...]:
+        self._local(storage)
+        for place in places:
+            if place is not None:
+                self.places[place] = self.count
+            self.count += 1
+        return tuple((self.local[storage], None) for _ in places)
+
+    def _local(self, storage: int) -> int:
+        return self.local.setdefault(storage, len(self.local))
+
+    def _step(self, index: int) -> Step | None:
+        operation = self.base.operations[index]
+        new = []
+        for storage in operation.made:
+            self._local(storage)
+            new.append(self.recorded.size(storage))
+        node = self.base.nodes.get(operation.node)
+        own = node is not None and self.recorded.first_operation.get(operation.node) == index
+        whose = [one.storage for one in operation.results]
+        if own and not new and whose and all(one in self.base.weights for one in whose):
+            return None  # a view of a weight
+        if not own or node is None:
+            return Step(op=operation.name, new=tuple(new)) if new else None
+        gives = []
+        for which in self.recorded.used.get(node.number, []):
+            place = min(which, len(operation.results) - 1)
+            seen = operation.results[place]
+            where = self._storage(seen.storage)
+            if where is None:
+                raise NotDescribed(f"{operation.name} in {self.unit[0]} {self.unit[1]} gives a tensor of another unit")
+            whole = seen.bytes == self.base.sizes[seen.storage]
+            part = lambda run, place=place: run.operations[index].results[place].bytes  # noqa: E731
+            gives.append((where, None if whole else self.recorded.bytes_of(part, operation.name)))
+            self.places[node.number, which] = self.count
+            self.count += 1
+        made = self._node(self.recorded, index)
+        frozen = None
+        if self.frozen is not None and any(isinstance(edge, str) for edge in self._edges(self.recorded, node)):
+            frozen = self._node(self.frozen, index, made)
+        return Step(op=operation.name, new=tuple(new), gives=tuple(gives), node=made, frozen=frozen)
+
+    def _node(self, recorded: Recorded, index: int, like: Node | None = None) -> Node | None:
+        """The autograd node of an operation, with the places of the recording that the unit is made of."""
+        base = recorded.base
+        number = base.operations[index].node
+        node = base.nodes.get(number)
+        if node is None or recorded.first_operation.get(number) != index:
+            return Node(reads=()) if like is not None else None
+        ours = {}
+        if like is not None:  # storages of another recording, as this one numbers them
+            for one, other in zip(base.operations[: index + 1], self.base.operations[: index + 1], strict=True):
+                for here, there in zip(one.inputs + one.results, other.inputs + other.results, strict=True):
+                    ours[here.storage] = there.storage
+        reads: list[int | str | None] = []
+        for place, edge in enumerate(self._edges(recorded, node)):
+            if like is not None:
+                reads.append(like.reads[place] if edge is not None and not isinstance(edge, str) else None)
+            elif isinstance(edge, str):
+                reads.append(self.names.get(edge, edge))
+            else:
+                reads.append(None if edge is None else self._place(edge))
+        keeps = []
+        for storage in node.keeps:
+            where = self._storage(ours.get(storage, storage))
+            if where is not None and where not in keeps:
+                keeps.append(where)
+        back = self._back(recorded, number)
+        if like is not None:
+            back = tuple(one for one in back if not isinstance(one, WeightGradient))
+        return Node(reads=tuple(reads), keeps=tuple(keeps), back=back)
+
+    def _back(self, recorded: Recorded, number: int) -> tuple[Back, ...]:
+        events = recorded.backward_of[number]
+        edges, given = self._edges(recorded, recorded.base.nodes[number]), events[-1].tensor
+        of_weight = {storage: edge for edge, storage in zip(edges, given, strict=False) if isinstance(edge, str)}
+        found: list[Back] = []
+        numbers: dict[int, int] = {}
+        written = set()
+        for event in events:
+            if event.kind == "op":
+                for storage in recorded.base.operations[event.what].made:
+                    if storage in of_weight:
+                        found.append(WeightGradient(self.names.get(of_weight[storage], of_weight[storage])))
+                        written.add(of_weight[storage])
+                        continue
+                    numbers[storage] = len(numbers)
+                    found.append(Make(recorded.size(storage)))
+            elif event.kind == "free" and event.what in numbers:
+                found.append(Free(numbers[event.what]))
+        for place, (edge, storage) in enumerate(zip(edges, given, strict=False)):
+            if edge is None or storage is None:
+                continue
+            if isinstance(edge, str):
+                if edge not in written:
+                    found.append(WeightGradient(self.names.get(edge, edge)))
+                    written.add(edge)
+            else:
+                found.append(Give(place, numbers.get(storage, -1)))
+        return tuple(found)
+
+    def _edges(self, recorded: Recorded, node: GraphNode) -> list[Place | str | None]:
+        """Where a node's gradients go; that of a view of a weight to the weight itself."""
+        found: list[Place | str | None] = []
+        for edge in node.edges:
+            while isinstance(edge, tuple) and edge not in self.places:
+                index = recorded.first_operation.get(edge[0])
+                before = [one for one in recorded.base.nodes[edge[0]].edges if one is not None]
+                if index is None or recorded.base.operations[index].made or len(before) != 1:
+                    break
+                edge = before[0]
+            found.append(edge)
+        return found
+
+    def _place(self, place: Place | None) -> int | None:
+        if place is None:
+            return None
+        while place not in self.places:
+            node = self.base.nodes.get(place[0])
+            before = [] if node is None else node.edges
+            if place[0] in self.recorded.first_operation or len(before) != 1 or not isinstance(before[0], tuple):
+                raise NotDescribed(
+                    f"{_named(self.unit)} reads what {self._by(place[0])} made, beside the layer before it"
+                )
+            place = before[0]
+        return self.places[place]
+
+    def _by(self, number: int) -> str:
+        """The operation of a node, and where it is."""
+        index = self.recorded.first_operation.get(number)
+        if index is None:
+            return "an operation without a name"
+        operation = self.base.operations[index]
+        return f"{operation.name} of {_named(operation.unit)}"
+
+    def _storage(self, storage: int) -> int | None:
+        """A storage as a unit names it; None of weights, buffers and inputs."""
+        if storage in self.local:
+            return self.local[storage]
+        if self.given is not None and storage == self.given.storage:
+            return INPUT
+        return self.shared.get(storage)
+
+    def _ends(self) -> tuple[dict[int, list[int]], tuple[tuple[int, ...], tuple[int, ...]]]:
+        ends: dict[int, list[int]] = {}
+        gone: dict[int, UnitName] = {}
+        for at, unit, storage in self.recorded.deaths:
+            gone[storage] = unit
+            if unit != self.unit or storage in self.inner:
+                continue
+            where = self._storage(storage)
+            if where is not None:
+                ends.setdefault(self.after.get(at, 0), []).append(where)
+        result = None if self.result is None else self.result.storage
+        for index in self.recorded.copies:  # nothing but the graph keeps them
+            if self.base.operations[index].unit == self.unit:
+                last = self.recorded.first_operation.get(self.base.operations[index].node, index)
+                for storage in self.base.operations[index].made:
+                    ends.setdefault(self.after.get(last, self.after[index]), []).append(self.local[storage])
+                    gone[storage] = self.unit
+        returned: list[int] = []
+        held: list[int] = []
+        for storage, where in self.local.items():
+            if gone.get(storage) == self.unit or storage == result or storage in self.shared:
+                continue
+            unit = gone.get(storage, ("tail", 0))
+            soon = unit in (("gap", self.unit[1]), ("layer", self.unit[1] + 1), ("gap", self.unit[1] + 1))
+            (returned if soon else held).append(where)
+        return ends, (tuple(returned), tuple(held))
+
+    def _sums(self) -> tuple[Bytes, Bytes, int, int]:
+        """Bytes that operations beside products move in this unit's forward and backward, and how many there are."""
+        number = {place for place in self.base.nodes if self._unit_of(place) == self.unit}
+
+        def counts(op: Operation) -> bool:
+            fused = op.name in PRODUCTS or op.name.startswith(ATTENTION)
+            writes = bool(op.made or op.name.endswith("_"))
+            return writes and not (op.inside or fused or (self.unit[0] == "embed" and op.name != "embedding"))
+
+        def bytes_of(op: Operation) -> float:
+            inputs = op.results if op.name == "embedding" else op.inputs
+            return sum(one.bytes for one in (*inputs, *op.results))
+
+        ahead = [
+            i
+            for i, op in enumerate(self.base.operations[: self.recorded.forward])
+            if op.unit == self.unit and counts(op)
+        ]
+        behind, now = [], -1
+        for event in self.recorded.halves[1]:
+            if event.kind == "begin":
+                now = event.what
+            elif (
+                event.kind == "op"
+                and now in number
+                and not self._in_linear(now)
+                and counts(self.base.operations[event.what])
+            ):
+                behind.append(event.what)
+
+        def moved(run: Recording, places: Sequence[int]) -> float:
+            return sum(bytes_of(run.operations[place]) for place in places)
+
+        return (
+            self.recorded.bytes_of(lambda run: moved(run, ahead), "forward"),
+            self.recorded.bytes_of(lambda run: moved(run, behind), "backward"),
+            len(ahead),
+            len(behind),
+        )
+
+    def products(self) -> tuple[tuple[Attend, ...], tuple[Product, ...]]:
+        """Attention and products beside linear modules of the unit's forward."""
+        attention, products = [], []
+        for index, op in enumerate(self.base.operations[: self.recorded.forward]):
+            if op.unit != self.unit or op.inside:
+                continue
+            if op.name.startswith(ATTENTION):
+                (_, heads, _, width), (_, kv_heads, _, _), (_, _, _, value) = (one.shape for one in op.inputs[:3])
+                attention.append(Attend(heads, kv_heads, width, value))
+            elif op.name in PRODUCTS:
+                products.append(self._product(index))
+        return tuple(attention), tuple(products)
+
+    def _product(self, index: int) -> Product:
+        def rows(run: Recording) -> float:
+            op = run.operations[index]
+            return float(np.prod(op.results[0].shape[:-1]))
+
+        op = self.base.operations[index]
+        n, k = op.results[0].shape[-1], op.inputs[-2 if op.name == "_grouped_mm" else 0].shape[-1]
+        return Product(self.recorded.bytes_of(rows, op.name), n, k)
+
+    def _unit_of(self, number: int) -> UnitName | None:
+        index = self.recorded.first_operation.get(number)
+        return None if index is None else self.base.operations[index].unit
+
+    def _in_linear(self, number: int) -> bool:
+        index = self.recorded.first_operation.get(number)
+        return index is not None and bool(self.base.operations[index].inside)
+
+
+def _named(unit: UnitName) -> str:
+    return f"{unit[0]} {unit[1]}" if unit[0] == "layer" else unit[0]
+
+
+def _with_ends(step: Step, ends: Sequence[int]) -> Step:
+    from msgspec.structs import replace
+
+    return replace(step, ends=tuple(ends))

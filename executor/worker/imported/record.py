@@ -1,0 +1,303 @@
+"""One forward and backward of a model on fake tensors, as it happens: operations, storages, autograd's nodes.
+
+Not here: what the planner is given of it (programs.py), or which models and sizes are run (describe.py).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from executor.worker.model.layers import named_layers
+from executor.worker.trace.fake import Answers, as_on_cuda, patches
+
+Place = tuple[int, int]
+"""A result of an autograd node: the node's number and which of its results."""
+UnitName = tuple[str, int]
+"""("embed", 0), ("layer", its index), ("gap", the index of the layer before), ("tail", 0) or ("backward", 0)."""
+number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+
+@dataclass(slots=True)
+class Seen:
+    """A tensor at a moment: its storage, its place in the graph, its bytes, its shape."""
+
+    storage: int
+    place: Place | None
+    bytes: int
+    shape: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Operation:
+    """One operation that was dispatched. `node` is the number of the newest autograd node: its own, if it has one."""
+
+    name: str
+    node: int
+    inside: str
+    unit: UnitName
+    made: list[int]
+    inputs: list[Seen]
+    results: list[Seen]
+    scalars: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class GraphNode:
+    """One autograd node: where its gradients go, what it keeps, and its events in backward."""
+
+    number: int
+    name: str
+    edges: list[Place | str | None]
+    keeps: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Event:
+    """What happened: "op" (its index), "free" (a storage), "enter" and "leave" (a layer, with what it was given or
+    gave), "linear" and "made" (a linear module begins and ends), "begin" and "end" (a node's backward, with its
+    gradients' storages)."""
+
+    kind: str
+    what: Any
+    tensor: Any = None
+
+
+@dataclass
+class Recording:
+    """What one run did, in order."""
+
+    operations: list[Operation] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    nodes: dict[int, GraphNode] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    weights: dict[int, str] = field(default_factory=dict)
+    logits: Seen | None = None
+
+
+class Recorder(TorchDispatchMode):
+    """While entered and `on`, notes what happens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = Recording()
+        self.unit: UnitName = ("embed", 0)
+        self.inside = ""
+        self.on = self.quiet = False
+        self._alive: dict[int, int] = {}
+        self._watches: dict[int, Any] = {}
+        self._keeps: dict[int, list[int]] = {}
+
+    def see(self, tensor: Tensor, made: list[int] | None = None) -> Seen:
+        """A tensor as it is now; a storage that was not seen before is added to `made`."""
+        raw = tensor.untyped_storage()
+        key = raw._cdata
+        if key not in self._alive:
+            storage = len(self.found.sizes)
+            self._alive[key], self.found.sizes[storage] = storage, raw.nbytes()
+            self._watches[key] = weakref.ref(raw, lambda _: self._died(key))
+            if made is not None:
+                made.append(storage)
+        function = tensor.grad_fn
+        place = None if function is None else (function._sequence_nr(), tensor.output_nr)
+        return Seen(self._alive[key], place, tensor.nbytes, tuple(tensor.shape))
+
+    def note(self, kind: str, what: Any, tensor: Any = None) -> None:
+        """Add an event."""
+        self.found.events.append(Event(kind, what, tensor))
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """autograd's hook for what a node saves."""
+        if self.on:
+            self._keeps.setdefault(number() - 1, []).append(self.see(tensor).storage)
+        self.quiet = True
+        try:
+            return tensor.detach()  # the tensor itself would hold its own node
+        finally:
+            self.quiet = False
+
+    def kept_by(self, node: int) -> list[int]:
+        """Storages that a node saved."""
+        return self._keeps.get(node, [])
+
+    def _died(self, key: int) -> None:
+        storage = self._alive.pop(key, None)
+        self._watches.pop(key, None)
+        if self.on and storage is not None:
+            self.note("free", storage)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.quiet or not self.on or func.namespace == "prim":
+            return func(*args, **kwargs)
+        newest, leaves = number() - 1, tree_leaves((args, kwargs))
+        inputs = [self.see(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        result = (_grouped if func._opname == "_grouped_mm" else func)(*args, **kwargs)
+        made: list[int] = []
+        results = [self.see(leaf, made) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        scalars = tuple(leaf for leaf in leaves if isinstance(leaf, (bool, int, float)))
+        self.note("op", len(self.found.operations))
+        self.found.operations.append(
+            Operation(func._opname, newest, self.inside, self.unit, made, inputs, results, scalars)
+        )
+        return result
+
+
+def _grouped(one: Tensor, two: Tensor, offs: Tensor, *_: Any, **__: Any) -> Tensor:
+    """The result of a grouped product, of which torch's fake kernel takes 16-bit numbers alone (torch 2.13)."""
+    groups = (offs.shape[0],) if one.dim() == two.dim() == 2 else ()
+    return one.new_empty((*groups, *one.shape[:-1], two.shape[-1]))
+
+
+def layers_of(model: Any) -> tuple[str, nn.ModuleList]:
+    """The list of layers of a decoder, with its name."""
+    found = named_layers(model)
+    if found is None:
+        raise NotDescribed("no list of layers that Transformers recomputes was found in it")
+    return found
+
+
+class NotDescribed(Exception):
+    """Why a model cannot be described, in words that follow its name."""
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a plain linear one, of torch or of GPT-2's code."""
+    return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
+
+
+@contextmanager
+def fake_device(*, cuda: bool) -> Iterator[None]:
+    """While entered, tensors have no numbers, and torch decides as on a GPU or as on a CPU."""
+    with ExitStack() as stack:
+        for target, name, value in patches() + (as_on_cuda() if cuda else []):
+            stack.enter_context(mock.patch.object(target, name, value))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(Answers())
+        yield
+
+
+def record(model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool = True) -> Recording:
+    """One micro-batch through the model up to its logits and, with gradients, back. Enter `fake_device` first."""
+    recorder, caught = Recorder(), []
+    handles = _watched(model, recorder)
+
+    def loss_function(logits: Tensor, *_: Any, **__: Any) -> Tensor:
+        recorder.on = False
+        caught.append(logits)
+        return logits.new_zeros(())
+
+    model.loss_function = loss_function
+    nodes: dict[int, tuple[GraphNode, Any]] = {}
+    with recorder:
+        for name, weight in model.named_parameters():
+            recorder.found.weights[recorder.see(weight).storage] = name
+        inputs, targets = (torch.zeros((batch, seq), dtype=torch.int64) for _ in range(2))
+        for known in (*model.buffers(), inputs, targets):
+            recorder.see(known)
+        recorder.on = True
+        saved = torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor)
+        precision = torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext()
+        with precision, nullcontext() if gradients else torch.no_grad(), saved:
+            model(input_ids=inputs, labels=targets, shift_labels=targets, use_cache=False)
+        recorder.on = False
+        if not caught:
+            raise NotDescribed("its forward asks no loss_function for the loss")
+        logits = caught.pop()
+        recorder.found.logits = recorder.see(logits)
+        if gradients:
+            names = {id(weight): name for name, weight in model.named_parameters()}
+            _collect(logits.grad_fn, nodes, names)
+            _backward(recorder, nodes, logits)
+    for handle in handles:
+        handle.remove()
+    model.zero_grad(set_to_none=True)
+    for node, _ in nodes.values():  # a result that is written over is copied first, which has a node that goes unused
+        own = recorder.kept_by(node.number)
+        node.keeps = own if node.number + 1 in nodes else own + recorder.kept_by(node.number + 1)
+    recorder.found.nodes = {key: node for key, (node, _) in nodes.items()}
+    return recorder.found
+
+
+def _watched(model: nn.Module, recorder: Recorder) -> list[Any]:
+    """Hooks that tell a recorder which layer and which linear module is at work."""
+    layers, handles = layers_of(model)[1], []
+
+    def enter(index: int, given: Any) -> None:
+        recorder.unit = ("layer", index)
+        recorder.note("enter", recorder.unit, recorder.see(given))
+
+    def leave(index: int, result: Any) -> None:
+        recorder.note("leave", recorder.unit, recorder.see(result[0] if isinstance(result, tuple) else result))
+        recorder.unit = ("gap", index) if index + 1 < len(layers) else ("tail", 0)
+
+    def begin(name: str, given: Any) -> None:
+        recorder.inside = name
+        recorder.note("linear", name, recorder.see(given))
+
+    def end(name: str, result: Any) -> None:
+        recorder.note("made", name, recorder.see(result))
+        recorder.inside = ""
+
+    for index, layer in enumerate(layers):
+        handles += [
+            layer.register_forward_pre_hook(
+                lambda _, args, kwargs, index=index: enter(index, args[0] if args else kwargs["hidden_states"]),
+                with_kwargs=True,
+            ),
+            layer.register_forward_hook(lambda _, __, result, index=index: leave(index, result)),
+        ]
+    for name, module in model.named_modules():
+        if is_linear(module):
+            handles += [
+                module.register_forward_pre_hook(lambda _, args, name=name: begin(name, args[0])),
+                module.register_forward_hook(lambda _, __, result, name=name: end(name, result)),
+            ]
+    return handles
+
+
+def _collect(root: Any, nodes: dict[int, tuple[GraphNode, Any]], names: dict[int, str]) -> None:
+    waiting, seen = [root], set()
+    while waiting:
+        function = waiting.pop()
+        if function is None or function in seen or function.name().endswith("AccumulateGrad"):
+            continue
+        seen.add(function)
+        edges: list[Place | str | None] = []
+        for following, which in function.next_functions:
+            if following is None:
+                edges.append(None)
+            elif following.name().endswith("AccumulateGrad"):
+                edges.append(names[id(following.variable)])
+            else:
+                edges.append((following._sequence_nr(), which))
+                waiting.append(following)
+        key = function._sequence_nr()
+        nodes[key] = GraphNode(key, function.name(), edges), function
+
+
+def _backward(recorder: Recorder, nodes: dict[int, tuple[GraphNode, Any]], logits: Tensor) -> None:
+    def storages(gradients: Any) -> list[int | None]:
+        return [None if one is None else recorder.see(one).storage for one in gradients]
+
+    handles = []
+    for key, (_, function) in nodes.items():
+        handles += [
+            function.register_prehook(lambda given, key=key: recorder.note("begin", key, storages(given))),
+            function.register_hook(lambda made, _, key=key: recorder.note("end", key, storages(made))),
+        ]
+    recorder.unit, recorder.on = ("backward", 0), True
+    torch.autograd.backward(logits, torch.ones_like(logits))
+    recorder.on = False
+    for handle in handles:
+        handle.remove()

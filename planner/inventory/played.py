@@ -1,0 +1,274 @@
+"""A unit's forward on a tape, as a description of the model has it: each operation's storages, what autograd keeps of
+it, and what its backward makes.
+
+Linear modules are the planner's own (compute.py), since adapters, 4-bit weights and engines change them. Not here: the
+description itself (spec/described.py), or units that are written by hand (block.py, ends.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from planner.inventory.compute import Compute, ModelPass
+from planner.inventory.tape import GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
+from planner.inventory.tensors import Size, Weight
+from planner.spec import ModelSpec
+from planner.spec.described import INPUT, Bytes, Described, Free, Give, Make, Node, Program, Step
+
+
+def variant_of(compute: Compute) -> str:
+    """The recording for a number format and a device: "mixed" has fp32 weights under autocast, "adapted" 16-bit ones
+    under autocast, "pure" all in 16 bits."""
+    device = "cpu" if compute.on_cpu else "cuda"
+    if not compute.autocast:
+        return f"{'fp32' if compute.element_bytes == 4 else 'pure'}-{device}"
+    return f"{'mixed' if compute.weight_bytes == 4 else 'adapted'}-{device}"
+
+
+def program_of(described: Described, compute: Compute, unit: str) -> Program:
+    """The program of a unit in the number format of a case."""
+    return described.units[unit].programs[variant_of(compute)]
+
+
+def described_of(model: ModelSpec) -> Described:
+    """A model's description, which it has."""
+    assert model.described is not None, model.name
+    return model.described
+
+
+@lru_cache(maxsize=256)
+def described_weights(model: ModelSpec, unit: str) -> tuple[Weight, ...]:
+    """The weights of a unit, as all of the inventory has them."""
+    return tuple(
+        Weight(
+            name=one.name,
+            shape=one.shape,
+            unit=unit,
+            split=one.split,
+            expert=one.use == "expert",
+            transposed=one.transposed,
+            alone=one.use == "other",
+        )
+        for one in (described_of(model).units[unit].weights if unit in described_of(model).units else ())
+    )
+
+
+def described_order(model: ModelSpec, unit: str) -> dict[str, tuple[int, int]]:
+    """Weights of a layer in the order they are used: their place, and the tensor that is read with them, counted along
+    the way."""
+    program = next(iter(described_of(model).units[unit].programs.values()))
+    order: dict[str, tuple[int, int]] = {}
+    read: dict[object, int] = {}
+    for step in program.steps:
+        if step.node is None:
+            continue
+        used = [step.weight, step.bias] if step.weight else [one for one in step.node.reads if isinstance(one, str)]
+        key = step.node.reads[0] if step.weight else step
+        for name in filter(None, used):
+            order.setdefault(name, (len(order), read.setdefault(key, len(read))))
+    for weight in described_weights(model, unit):
+        order.setdefault(weight.name, (len(order), len(read)))
+    return order
+
+
+def size(of: Bytes) -> Size:
+    """A size of a description as the inventory has it."""
+    return Size(of) if isinstance(of, float) else Size(*of)
+
+
+class Player:
+    """Plays the program of one unit."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        compute: Compute,
+        weights: Sequence[Weight],
+        x: Tensor | None,
+        table: Sequence[Tensor] = (),
+        twice: str = "",
+    ) -> None:
+        """`x` is what the unit is given, `table` what all layers share; the gradient of the weight `twice` is there in
+        two tensors."""
+        self.twice = twice
+        self.tape, self.compute, self.table = tape, compute, table
+        self.weights = {weight.name: compute.local(compute.trained(weight)) for weight in weights}
+        self.x = x
+        self.storages: list[Storage] = []
+        self.places: list[Tensor | None] = [x]
+
+    def run(self, steps: Sequence[Step], *, term: str = TEMPORARIES) -> None:
+        """Play operations; what they make counts under `term` until the graph keeps it."""
+        for step in steps:
+            if step.weight:
+                self._linear(step, term)
+            else:
+                self._operation(step, term)
+            self.tape.release(*(self._at(place) for place in step.ends))
+
+    def place(self, index: int) -> Tensor:
+        """A place in the graph."""
+        found = self.places[index]
+        assert found is not None
+        return found
+
+    def held(self, places: Sequence[int]) -> list[Tensor]:
+        """Storages that wait for somebody else to let go of them."""
+        return [Tensor(self.storages[place], False, 0) for place in places]
+
+    def _at(self, place: int) -> Storage:
+        if place >= 0:
+            return self.storages[place]
+        if place == INPUT:
+            assert self.x is not None
+            return self.x.storage
+        return self.table[-2 - place].storage
+
+    def _linear(self, step: Step, term: str) -> None:
+        assert step.node is not None and isinstance(step.node.reads[0], int)
+        weight = next(one for name, one in self.weights.items() if name == step.weight)
+        bias = self.weights.get(step.bias)
+        output = self.compute.linear(self.tape, self.place(step.node.reads[0]), weight, term, bias)
+        self.storages.append(output.storage)
+        self.places.append(output)
+
+    def _operation(self, step: Step, term: str) -> None:
+        tape, since = self.tape, len(self.tape.moments)
+        node = self._node_of(step)
+        used = self._weights_of(step.node)
+        trained = any(weight.trainable for weight in used)
+        tape.weight = sum(weight.elements for weight in used if len(weight.shape) > 1)
+        self.storages += [tape.allocate(size(one), GATHERED if step.copy else term) for one in step.new]
+        if step.copy:
+            tape.cache(Tensor(self.storages[-1], False, since))
+        inputs = [] if node is None else [self.places[one] for one in node.reads if isinstance(one, int)]
+        needs = trained or any(one is not None and one.needs_grad for one in inputs)
+        made = []
+        for place, part in step.gives:
+            storage = self._at(place)
+            made.append(Tensor(storage, needs, since, None if part is None else size(part)))
+        self.places += made
+        tape.weight = 0
+        if node is None or not needs or not made:
+            return
+        kept = [Tensor(self._at(place), False, since) for place in node.keeps]
+        if len(made) == 1:
+            tape.record(made[0], kept, lambda grad: self._backward(node, grad))
+            return
+        self._several(node, made, kept)
+
+    def _several(self, node: Node, made: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+        """An operation of several results: its backward runs once, when the gradients of all have come."""
+        tape, waiting = self.tape, list[Storage]()
+        join = Tensor(Storage(Size(), TEMPORARIES), made[0].needs_grad, len(tape.moments))
+
+        def backward(grad: Storage) -> None:
+            self._backward(node, waiting[0] if waiting else grad)
+            tape.release(*waiting)
+
+        def hand_on(grad: Storage) -> None:
+            grad.holders += 1
+            waiting.append(grad)
+            tape.grads.setdefault(join, Storage(Size(), TEMPORARIES))
+
+        tape.record(join, kept, backward)
+        for one in made:
+            tape.record(one, (), hand_on)
+
+    def _node_of(self, step: Step) -> Node | None:
+        frozen = step.frozen
+        if frozen is None or any(weight.trainable for weight in self._weights_of(step.node)):
+            return step.node
+        return frozen
+
+    def _weights_of(self, node: Node | None) -> list[Weight]:
+        if node is None:
+            return []
+        return [self.weights[one] for one in node.reads if isinstance(one, str)]
+
+    def _backward(self, node: Node, grad: Storage) -> None:
+        tape, made = self.tape, list[Storage]()
+        for item in node.back:
+            if isinstance(item, Make):
+                made.append(tape.allocate(size(item.size)))
+            elif isinstance(item, Free):
+                tape.release(made[item.storage])
+            elif isinstance(item, Give):
+                read = node.reads[item.edge]
+                assert isinstance(read, int)
+                value = grad if item.storage < 0 else made[item.storage]
+                tape.grad_of(self.place(read), alias=value)
+            else:
+                weight = self.weights[item.name]
+                if weight.trainable:
+                    tape.weight_grad(weight.elements * (2 if item.name == self.twice else 1))
+        freed = {item.storage for item in node.back if isinstance(item, Free)}
+        tape.release(*(one for place, one in enumerate(made) if place not in freed))
+
+
+def play_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
+    """What comes before the layers; what it leaves to all of them waits on the tape."""
+    described = described_of(model)
+    program = program_of(described, compute, "embed")
+    weights = (*described_weights(model, "embed"), *(described_weights(model, "tail") if model.tied else ()))
+    # A tied table: the head's gradient waits for this one, and the two are added into a third tensor.
+    player = Player(tape, compute, weights, None, twice=embedding_name(described) if model.tied else "")
+    player.run(program.steps)
+    tape.shared = player.held(program.shared)
+    return player.place(program.output)
+
+
+def shared_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tensor, ...]:
+    """What all layers share beside what each gives the next: what the embedding left, or storages as large."""
+    if not tape.shared:
+        program = program_of(described_of(model), compute, "embed")
+        sizes = [one for step in program.steps for one in ((0.0,) if step.weight else step.new)]
+        tape.shared = [tape.new(size(sizes[place])) for place in program.shared]
+    return tuple(tape.shared)
+
+
+def play_layer(run: ModelPass, x: Tensor, kind: str) -> Tensor:
+    """A layer's forward from its input, which the caller holds, to its output."""
+    tape, model, compute, table = run
+    program = program_of(described_of(model), compute, kind)
+    player = Player(tape, compute, described_weights(model, kind), x, table)
+    player.run(program.steps)
+    tape.returned += player.held(program.returned)
+    tape.inputs += player.held(program.held)
+    return player.place(program.output)
+
+
+def play_tail(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """What the head reads, and what makes the logits that the loss reads of those that the head gave. Lets go of x."""
+    program = program_of(described_of(model), compute, "tail")
+    player = Player(tape, compute, described_weights(model, "tail"), x, tape.shared)
+    head = max(place for place, step in enumerate(program.steps) if step.weight)
+    step = program.steps[head]
+    assert step.node is not None and isinstance(step.node.reads[0], int)
+    player.run(program.steps[:head])
+    normal = player.place(step.node.reads[0])
+
+    def after(logits: Tensor) -> Tensor:
+        player.storages.append(logits.storage)
+        player.places.append(logits)
+        player.run(program.steps[head + 1 :], term=LOGITS)
+        return player.place(program.output)
+
+    return normal, after
+
+
+def embedding_name(described: Described) -> str:
+    """The name of the token table."""
+    program = next(iter(described.units["embed"].programs.values()))
+    reads = (step.node.reads for step in program.steps if step.op == "embedding" and step.node is not None)
+    return next(name for names in reads for name in names if isinstance(name, str))
+
+
+def head_weight(model: ModelSpec) -> tuple[Weight, Weight | None]:
+    """The weight of the head, and its bias."""
+    described = described_of(model)
+    program = next(iter(described.units["tail"].programs.values()))
+    step = next(step for step in reversed(program.steps) if step.weight)
+    weights = {weight.name: weight for weight in described_weights(model, "tail")}
+    return weights[step.weight], weights.get(step.bias)

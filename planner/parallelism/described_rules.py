@@ -1,0 +1,115 @@
+"""What a model that its own code described can be planned with: Transformers' modules as they are, whole or sharded.
+
+Not here: what a description holds (spec/described.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from planner.parallelism.rule import Rule
+
+if TYPE_CHECKING:
+    from planner.parallelism.case import Case
+
+SPLITS = ("tp", "cp", "ep", "pp")
+
+
+def _rule(name: str, field: str, holds: Any, sentence: str, fix: str) -> Rule:
+    return Rule(
+        name=name,
+        field=field,
+        holds=lambda case: case.model.described is None or holds(case),
+        sentence=lambda case: f"{case.model.name} is planned from its own code, {sentence}",
+        fix=lambda _: fix,
+    )
+
+
+def _unsplit(axis: str) -> Rule:
+    return _rule(
+        f"{axis} of a described model",
+        axis,
+        lambda case: getattr(case.layout, axis) == 1,
+        "whose operations are known of whole layers alone",
+        f"Use {axis}=1",
+    )
+
+
+def _plain_modules(case: Case) -> bool:
+    """Whether a runtime runs Transformers 5's own modules."""
+    parts = case.runtime.parts
+    return parts.holds_inputs and parts.norm == "eager-fp32" and parts.experts != "looped"
+
+
+def _plain_logits(case: Case) -> bool:
+    """Whether the loss reads what the head gave, or nothing is done to that."""
+    described = case.model.described
+    if case.layout.loss in (None, "whole") or described is None:
+        return True
+    return not any(after for program in described.units["tail"].programs.values() for after in _after_head(program))
+
+
+def _after_head(program: Any) -> list[str]:
+    last = max(place for place, step in enumerate(program.steps) if step.weight)
+    return [step.op for step in program.steps[last + 1 :] if step.new]
+
+
+DESCRIBED: tuple[Rule, ...] = (
+    _rule(
+        "described model under other modules",
+        "engine",
+        _plain_modules,
+        "and this runtime has modules of its own",
+        "Use engine=ddp, fsdp2 or deepspeed",
+    ),
+    *map(_unsplit, SPLITS),
+    _rule(
+        "recomputed part of a described model",
+        "recompute",
+        lambda case: case.layout.recompute in ("none", "full"),
+        "of which whole layers are recomputed",
+        "Use recompute=full or none",
+    ),
+    _rule(
+        "attention of a described model",
+        "attention",
+        lambda case: case.layout.attention in (None, "sdpa"),
+        "with the attention that Transformers takes by itself",
+        "Leave it out",
+    ),
+    _rule(
+        "Liger in a described model",
+        "liger",
+        lambda case: not case.layout.liger,
+        "and of what Liger-Kernel replaces in it nothing is known",
+        "Leave it out",
+    ),
+    _rule(
+        "compiled described model",
+        "compile",
+        lambda case: case.layout.compile is None,
+        "operation by operation",
+        "Leave it out",
+    ),
+    _rule(
+        "experts of a described model",
+        "experts",
+        lambda case: case.layout.experts in (None, "grouped"),
+        "with the experts' products grouped",
+        "Leave it out",
+    ),
+    _rule(
+        "packed documents of a described model",
+        "packing",
+        lambda case: case.job.packing != "packed",
+        "without a mask between documents",
+        "Use packing=padded",
+    ),
+    _rule(
+        "pieces of a described model's logits",
+        "loss",
+        _plain_logits,
+        "which does something to its logits that a loss in pieces would leave out",
+        "Leave it out",
+    ),
+)

@@ -1,0 +1,147 @@
+"""A model that its own code described: the weights and operations of each of its units, as data.
+
+`executor import` records it (executor/worker/imported/); the inventory plays it (inventory/played.py). Not here:
+families whose blocks are written by hand (inventory/block.py and its neighbours), or sizes that rules ask (model.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+SCHEMA = "model/1"
+
+Bytes = float | tuple[float, ...]
+"""A size as a number of bytes a token, or as the terms of inventory.tensors.Size, with zeros at the end left out."""
+
+INPUT = -1
+"""The storage that a unit is given; storage -2 - k is the k-th of those that all layers share."""
+
+
+class Make(msgspec.Struct, frozen=True, array_like=True, tag="new"):
+    """Backward allocates a storage, numbered on within the operation."""
+
+    size: Bytes
+
+
+class Free(msgspec.Struct, frozen=True, array_like=True, tag="free"):
+    """Backward lets go of a storage that it made."""
+
+    storage: int
+
+
+class Give(msgspec.Struct, frozen=True, array_like=True, tag="grad"):
+    """The gradient of an input is a storage that backward made, or (-1) the incoming gradient's."""
+
+    edge: int
+    storage: int
+
+
+class WeightGradient(msgspec.Struct, frozen=True, array_like=True, tag="weight"):
+    """Backward makes the gradient of a weight."""
+
+    name: str
+
+
+Back = Make | Free | Give | WeightGradient
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What autograd remembers of an operation: the places in the graph that it reads (None: no gradient goes there; a
+    weight by its name), the storages it keeps, and what its backward does."""
+
+    reads: tuple[int | str | None, ...]
+    keeps: tuple[int, ...] = ()
+    back: tuple[Back, ...] = ()
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One operation of a unit's forward.
+
+    It makes storages of sizes `new`, numbered on within the unit; its results are `gives`, (storage, size) each, the
+    size None where it is the whole storage's: each is a place in the graph, numbered on from 1, where 0 is the unit's
+    input. `ends` are storages of which the last variable goes out of scope after it. `weight` and `bias` name the
+    weights of a linear module, which the planner computes itself. `frozen` is the node where its weights are frozen.
+    `copy` marks autocast's copy of a weight.
+    """
+
+    op: str
+    new: tuple[Bytes, ...] = ()
+    gives: tuple[tuple[int, Bytes | None], ...] = ()
+    node: Node | None = None
+    frozen: Node | None = None
+    ends: tuple[int, ...] = ()
+    weight: str = ""
+    bias: str = ""
+    copy: bool = False
+
+
+class Product(msgspec.Struct, frozen=True, array_like=True):
+    """`rows` a token (with a fixed part) times an n x k matrix, `times` in a unit's forward, beside linear modules."""
+
+    rows: Bytes
+    n: int
+    k: int
+    times: float = 1.0
+
+
+class Attend(msgspec.Struct, frozen=True, array_like=True):
+    """Fused attention: heads, heads of keys, widths of a query and of a value head, and the window (0: none)."""
+
+    heads: int
+    kv_heads: int
+    width: int
+    value_width: int
+    window: int = 0
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One unit's forward in one number format on one kind of device.
+
+    `output` is the place in the graph that it returns. `returned` are storages that a loop over layers has until the
+    next one returns, `held` those that wait until the model's forward is over. `moved` and `moved_back` are the bytes
+    that operations other than products move, `starts` and `starts_back` how many operations there are.
+    """
+
+    steps: tuple[Step, ...]
+    output: int
+    shared: tuple[int, ...] = ()
+    returned: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
+    moved: Bytes = 0.0
+    moved_back: Bytes = 0.0
+    starts: int = 0
+    starts_back: int = 0
+
+
+class DescribedWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A weight of a unit: its name within it, its shape, and how it is used: by a linear module, by grouped products of
+    experts (the first dimension counts them), or in another way. `split` is the dimension that the model's own tensor
+    plan divides."""
+
+    name: str
+    shape: tuple[int, ...]
+    use: str = "linear"
+    split: int | None = None
+    transposed: bool = False
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Weights, and programs by variant."""
+
+    weights: tuple[DescribedWeight, ...]
+    programs: dict[str, Program]
+    attention: tuple[Attend, ...] = ()
+    products: tuple[Product, ...] = ()
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Units by name ("embed", "dense", "layer", "tail"), how the trainer builds the model (`config`, as in a
+    config.json), with which version of Transformers it was recorded, and the class of a layer."""
+
+    config: dict[str, Any]
+    transformers: str
+    units: dict[str, Unit]
+    layer_class: str
+    dense_layers: int = 0

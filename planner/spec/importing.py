@@ -1,0 +1,173 @@
+"""Models that no table of ours knows: described by their own code, in a process that has torch, and kept as files.
+
+The planner imports no torch: it starts the describing module by its name and reads what that wrote. Not here: what a
+description holds (described.py), or how it is made (executor/worker/imported/).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planner.basics import reading
+from planner.basics.errors import PlannerError, refusing
+from planner.basics.output import write_whole
+from planner.spec import ModelSpec
+from planner.spec.described import INPUT, SCHEMA, Described, Free, Give, Node, Program
+from planner.spec.model_rules import check_model
+
+MODULE = "executor.worker.imported"
+LIMIT_S = 60.0
+RECORD = 2
+"""Changes when the same model would be described otherwise: files of an earlier number are made again."""
+
+
+class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A described model on disk."""
+
+    schema: str
+    record: int
+    model: ModelSpec
+
+
+def write_described(model: ModelSpec, path: Path) -> None:
+    """Write a model/1 file, whole or not at all."""
+    raw = msgspec.json.encode(ModelFile(schema=SCHEMA, record=RECORD, model=model))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, raw)
+
+
+def read_described(path: Path) -> ModelSpec:
+    """The model of a model/1 file."""
+    with refusing(OSError, "model", path, "cannot be read", "Give a file that executor import wrote"):
+        raw = reading.read_bytes(path)
+    return described_model(raw, str(path))
+
+
+def described_model(raw: bytes, name: str) -> ModelSpec:
+    """The model of a model/1 file's bytes; a refusal names the file."""
+    again = "Make it again: executor import CONFIG -o FILE"
+    with refusing(msgspec.DecodeError, name, None, "is no description of a model", again):
+        found = msgspec.json.decode(raw, type=ModelFile)
+    if found.schema != SCHEMA or found.record != RECORD:
+        raise PlannerError(f"{name}: schema", found.schema, f"is not {SCHEMA}, record {RECORD}", again)
+    if found.model.described is None:
+        raise PlannerError(f"{name}: described", None, "is missing", again)
+    check_described(found.model.described, name)
+    check_model(found.model, name)
+    return found.model
+
+
+def check_described(described: Described, where: str) -> None:
+    """Refuse a description that names what it does not have."""
+    for unit in ("embed", "layer", "tail", *(("dense",) if described.dense_layers else ())):
+        if unit not in described.units:
+            raise PlannerError(f"{where}: units", unit, "is missing", "Make it again: executor import")
+    for unit, found in described.units.items():
+        names = {weight.name for weight in found.weights} | _tied(described, unit)
+        for variant, program in found.programs.items():
+            for wrong in _wrong(program, names, unit):
+                raise PlannerError(f"{where}: {unit}.{variant}", None, wrong, "Make it again: executor import")
+
+
+def _tied(described: Described, unit: str) -> set[str]:
+    return {weight.name for weight in described.units["tail"].weights} if unit == "embed" else set()
+
+
+def _wrong(program: Program, names: set[str], unit: str) -> Iterator[str]:
+    """Sentences about a program whose numbers lead nowhere."""
+    storages, places = 0, 1
+    for step in program.steps:
+        storages += len(step.new) + bool(step.weight)
+        for node in (step.node, step.frozen):
+            if node is None:
+                continue
+            if any(isinstance(one, int) and not 0 <= one < places for one in node.reads):
+                yield f"{step.op} reads a place that is not there"
+            if any(isinstance(one, str) and one not in names for one in node.reads):
+                yield f"{step.op} reads a weight that is not there"
+            if any(one >= storages for one in node.keeps) or not _consistent(node):
+                yield f"{step.op} keeps or makes what is not there"
+        if step.weight and (step.weight not in names or step.node is None or not step.node.reads):
+            yield f"{step.op} multiplies with a weight that is not there"
+        if any(one >= storages for one in (*step.ends, *(place for place, _ in step.gives if not step.weight))):
+            yield f"{step.op} ends or gives a storage that is not there"
+        places += len(step.gives)
+    if not 0 <= program.output < places or (unit == "tail" and not any(step.weight for step in program.steps)):
+        yield "its output is not there"
+    if any(one >= storages for one in (*program.shared, *program.returned, *program.held)):
+        yield "it leaves a storage that is not there"
+
+
+def _consistent(node: Node) -> bool:
+    made = 0
+    for item in node.back:
+        if isinstance(item, Give):
+            if (
+                not 0 <= item.edge < len(node.reads)
+                or not isinstance(node.reads[item.edge], int)
+                or item.storage >= made
+            ):
+                return False
+        elif isinstance(item, Free):
+            if not 0 <= item.storage < made:
+                return False
+        elif hasattr(item, "size"):
+            made += 1
+        elif item.name not in node.reads:
+            return False
+    return all(one >= INPUT - 64 for one in node.keeps)
+
+
+def imported(file: Path, config: dict[str, Any], name: str) -> ModelSpec:
+    """The description of a config.json whose family is not known here: of an earlier import, or made now."""
+    kept = cache() / f"{digest(config)}.json"
+    if kept.is_file():
+        try:
+            return msgspec.structs.replace(read_described(kept), name=name)
+        except PlannerError:
+            pass  # of another version: it is made again
+    kind = config.get("model_type")
+    if find_spec("torch") is None or find_spec("transformers") is None or find_spec("executor") is None:
+        rule = "is not a family planned here, and its own code, which could describe it, needs torch and transformers"
+        fix = f"Where they are installed: executor import {file} -o model.json; then --model model.json here"
+        raise PlannerError(f"{file}: model_type", kind, rule, fix)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "config.json"
+        copy.write_bytes(msgspec.json.encode(config))
+        run_import(copy, kept, name, str(file))
+    return read_described(kept)
+
+
+def run_import(config: Path, out: Path, name: str, where: str) -> None:
+    """Describe a config.json in a process of its own; PlannerError with what it said of it, which `where` names."""
+    command = [sys.executable, "-m", MODULE, str(config), str(out), name]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        rule = f"takes its own code more than {LIMIT_S:.0f} s to describe"
+        raise PlannerError("model", where, rule, "Plan its sizes: --layers, --hidden, ...") from None
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended without a word"]
+        rule = f"cannot be described by its own code: {lines[-1]}"
+        raise PlannerError("model", where, rule, "docs/adding-a-model.md says what can be described")
+
+
+def digest(config: dict[str, Any]) -> str:
+    """A config.json's own name in the cache."""
+    return hashlib.sha256(msgspec.json.encode(config, order="sorted")).hexdigest()
+
+
+def cache() -> Path:
+    """Where descriptions are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "meshwright" / "models"
