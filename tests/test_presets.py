@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from planner.basics.errors import PlannerError
+from planner.inventory import parameters
 from planner.spec import Kernels, presets
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -138,6 +139,28 @@ def test_file_names_are_ids(file: Path):
 )
 def test_published_models_have_the_size_of_their_model_card(name: str, billions: float):
     assert round(presets.model(name).parameters / 1e9, 2) == billions
+
+
+STATED = {
+    "deepseek-llm-67b": "67",
+    "deepseek-llm-7b": "7",
+    "falcon3-10b": "10.306",
+    "falcon3-3b": "3.228",
+    "kimi-k2": "1026",
+    "mistral-small-24b": "23.572",
+    "moonlight-16b-a3b": "15.96",
+    "phi-4-mini": "3.836",
+}
+"""Billions of parameters that makers and lists of models state rounded: preset files name exact counts alone. Kimi K2's
+and Moonlight's counts on the Hub have scales and biases that are no parameters."""
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_models_without_an_exact_count_have_the_rounded_one_that_is_stated(name: str):
+    digits = len(STATED[name].partition(".")[2])
+
+    assert presets.model(name).parameters is None
+    assert f"{parameters(presets.model(name)) / 1e9:.{digits}f}" == f"{float(STATED[name]):.{digits}f}"
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-llama-tied", "mini-llama"])

@@ -139,6 +139,7 @@ class Player:
         used = self._weights_of(step.node)
         trained = any(weight.trainable for weight in used)
         tape.weight = sum(weight.elements for weight in used if len(weight.shape) > 1)
+        first = len(self.storages)
         self.storages += [tape.allocate(size(one), GATHERED if step.copy else term) for one in step.new]
         if step.copy:
             tape.cache(Tensor(self.storages[-1], False, since))
@@ -154,7 +155,8 @@ class Player:
             return
         kept = [Tensor(self._at(place), False, since) for place in node.keeps]
         if len(made) == 1:
-            tape.record(made[0], kept, lambda grad: self._backward(node, grad))
+            own = any(place >= first for place in node.keeps)  # what it made itself
+            tape.record(made[0], kept, lambda grad: self._backward(node, grad), saves_after=own)
             return
         self._several(node, made, kept)
 

@@ -1,0 +1,170 @@
+"""Claims about described models: their own code's weights and peaks, those of families written by hand, and refusals.
+
+Not here: what a description may say (tests/planner/test_described.py).
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from executor.cli import executor
+from executor.measure import trace as traces
+from executor.worker.imported import describe as describing
+from executor.worker.imported.describe import config_of, describe
+from executor.worker.imported.facts import spec_of
+from executor.worker.imported.record import NotDescribed
+from executor.worker.trace.trace import trace
+from planner.inventory import Stage, parameters, walk
+from planner.inventory.compute import Compute
+from planner.spec import Layout, ModelSpec, TrainingJob
+from planner.spec.huggingface import config_dict
+from planner.spec.importing import read_described
+from planner.spec.job import Precision
+from scripts.trace_pairs import planned
+from tests.planner.families import small
+
+IMPORTED = (
+    "apertus", "arcee", "aria_text", "bitnet", "codegen", "cohere", "cohere2", "cwm", "emu3", "ernie4_5", "exaone4",
+    "gemma", "glm", "glm4", "granite", "helium", "olmo2", "phi3", "seed_oss", "starcoder2",
+)  # fmt: skip
+"""Types of dense models whose layers are all alike at their default configuration, which no branch describes."""
+SPLITS: dict[str, dict[str, Any]] = {
+    "single": {"engine": "single"},
+    "ddp": {"engine": "ddp", "dp_replicate": 4},
+    "fsdp2": {"engine": "fsdp2", "dp_shard": 4, "zero_stage": 3},
+}
+PRECISIONS: dict[Precision, str] = {"bf16": "mixed", "pure-bf16": "pure"}
+EVERY = list(product(IMPORTED, SPLITS, PRECISIONS, ("none", "full")))
+IN_CI = Random(29).sample(EVERY, 6)
+
+
+def default_config(kind: str) -> dict[str, Any]:
+    """A type's default configuration, as a config.json says it."""
+    raw: dict[str, Any] = CONFIG_MAPPING[kind]().to_dict()
+    return {key: value for key, value in raw.items() if key not in ("transformers_version", "dtype")}
+
+
+def described(raw: dict[str, Any], variant: str, monkeypatch: pytest.MonkeyPatch, device: str = "cuda") -> ModelSpec:
+    monkeypatch.setattr(describing, "VARIANTS", {variant: describing.VARIANTS[variant]})
+    return spec_of("model", raw, config_of(raw), describe(raw, (device,)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "split", "precision", "recompute"),
+    [pytest.param(*one, marks=() if one in IN_CI else pytest.mark.long) for one in EVERY],
+)
+def test_peak_of_a_described_model_is_that_of_a_trace_at_other_sizes(
+    kind: str, split: str, precision: Precision, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = default_config(kind)
+    model = described(raw, PRECISIONS[precision], monkeypatch)
+    layout = Layout(micro_batch_size=3, recompute=recompute, **SPLITS[split])
+    plan = planned(model, TrainingJob(precision=precision, seq_len=224), layout)
+    report = traces.compared(plan, trace(plan, 0))
+
+    assert report.memory.peak.error_percent == pytest.approx(0, abs=0.5)
+    for line in report.traffic.lines:
+        assert line.error_percent == pytest.approx(0, abs=1e-6), line
+
+
+@pytest.mark.parametrize("kind", Random(30).sample(IMPORTED, 4))
+def test_parameters_of_a_described_model_are_those_of_its_module(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = default_config(kind)
+    with torch.device("meta"):
+        module = describing.built(config_of(raw), torch.bfloat16)
+
+    assert parameters(described(raw, "pure", monkeypatch)) == sum(one.numel() for one in module.parameters())
+
+
+BY_HAND = ("llama", "mistral", "qwen2", "qwen3")
+POSITION_BYTES = 8
+"""Of the positions' indices, which a checkpoint of a layer keeps beside its cosines; by hand they are left out."""
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(("variant", "weight_bytes"), [("mixed", 4), ("pure", 2)])
+@pytest.mark.parametrize("family", BY_HAND)
+def test_a_family_by_hand_and_described_holds_the_same(
+    family: str, variant: str, weight_bytes: int, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand = small(family)
+    model = described(config_dict(by_hand), variant, monkeypatch)
+    compute = Compute(weight_bytes=weight_bytes, element_bytes=2, autocast=variant == "mixed", recompute=recompute)
+    batch, seq = 3, 4096
+    whole = Stage(True, True, 0, by_hand.layers)
+    fullest = [
+        max(sum(size.at(batch, seq) for size in moment.live) for moment in walk(one, compute, whole).moments)
+        for one in (by_hand, model)
+    ]
+
+    assert parameters(model) == parameters(by_hand)
+    assert fullest[1] - fullest[0] == pytest.approx(POSITION_BYTES * seq if recompute == "full" else 0, abs=1)
+
+
+BAD: dict[str, tuple[object, str]] = {
+    "of a million layers": ({"model_type": "olmo2", "num_hidden_layers": 1_000_000}, "num_hidden_layers is 1000000"),
+    "of no width": ({"model_type": "olmo2", "hidden_size": 0}, "cannot build it"),
+    "of an unknown type": ({"model_type": "nothing_known"}, "cannot read its configuration"),
+    "quantized": ({"model_type": "olmo2", "quantization_config": {"bits": 4}}, "quantized"),
+    "of an encoder": ({"model_type": "t5"}, "cannot build it"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_config_that_cannot_be_described_is_refused_in_one_line(what: str) -> None:
+    raw, rule = BAD[what]
+    assert isinstance(raw, dict)
+
+    with pytest.raises(NotDescribed) as refusal:
+        describe(raw, ("cuda",))
+
+    assert rule in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", ['{"model_type": "olmo2", "hidden_size": Infinity}', '{"model_type": "olmo2', "[]"])
+def test_a_damaged_config_is_refused_and_nothing_is_written(text: str, tmp_path: Path) -> None:
+    config, out = tmp_path / "config.json", tmp_path / "model.json"
+    config.write_text(text)
+
+    result = CliRunner().invoke(executor, ["import", str(config), "-o", str(out)])
+
+    assert result.exit_code != 0
+    assert not out.exists()
+
+
+def test_import_writes_a_model_that_the_planner_reads_and_nothing_of_the_folder_runs(tmp_path: Path) -> None:
+    folder, out = tmp_path / "mine", tmp_path / "model.json"
+    folder.mkdir()
+    small_one = {"model_type": "olmo2", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+                 "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128}  # fmt: skip
+    code = {"auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
+    (folder / "config.json").write_text(json.dumps(small_one | code))
+    (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+
+    result = CliRunner().invoke(executor, ["import", str(folder), "-o", str(out)])
+
+    assert result.exit_code == 0, result.output
+    model = read_described(out)
+    assert (model.name, model.family, model.layers, model.hidden) == ("mine", "olmo2", 3, 64)
+    assert model.described is not None
+    assert set(model.described.units["layer"].programs) == {
+        f"{variant}-{device}" for variant in describing.VARIANTS for device in describing.DEVICES
+    }
+    assert not (tmp_path / "ran").exists()
+    assert msgspec.json.decode(out.read_bytes())["schema"] == "model/1"
+
+
+def test_every_type_imported_here_is_one_of_transformers() -> None:
+    assert set(IMPORTED) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
