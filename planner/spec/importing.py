@@ -23,25 +23,36 @@ from planner.basics.errors import PlannerError, refusing
 from planner.basics.output import write_whole
 from planner.spec import ModelSpec
 from planner.spec.described import INPUT, SCHEMA, Described, Free, Give, Node, Program
+from planner.spec.described_file import packed, unpacked
 from planner.spec.model_rules import check_model
 
 MODULE = "executor.worker.imported"
 LIMIT_S = 60.0
-RECORD = 2
+WRONG = "is no description of a model"
+RECORD = 1
 """Changes when the same model would be described otherwise: files of an earlier number are made again."""
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A described model on disk."""
+    """A described model on disk: its facts, and its description as `described_file` packs it."""
 
     schema: str
     record: int
     model: ModelSpec
+    described: dict[str, Any]
+
+
+FACTS = {field.name: field.default for field in msgspec.structs.fields(ModelSpec)}
+"""Defaults of a model's facts, which a file leaves out."""
 
 
 def write_described(model: ModelSpec, path: Path) -> None:
     """Write a model/1 file, whole or not at all."""
-    raw = msgspec.json.encode(ModelFile(schema=SCHEMA, record=RECORD, model=model))
+    assert model.described is not None
+    facts = msgspec.to_builtins(msgspec.structs.replace(model, described=None))
+    bare = {name: value for name, value in facts.items() if value != FACTS.get(name, msgspec.NODEFAULT)}
+    whole = {"schema": SCHEMA, "record": RECORD, "model": bare, "described": packed(model.described)}
+    raw = msgspec.json.encode(whole)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, raw)
 
@@ -60,11 +71,12 @@ def described_model(raw: bytes, name: str) -> ModelSpec:
         found = msgspec.json.decode(raw, type=ModelFile)
     if found.schema != SCHEMA or found.record != RECORD:
         raise PlannerError(f"{name}: schema", found.schema, f"is not {SCHEMA}, record {RECORD}", again)
-    if found.model.described is None:
-        raise PlannerError(f"{name}: described", None, "is missing", again)
-    check_described(found.model.described, name)
-    check_model(found.model, name)
-    return found.model
+    with refusing((msgspec.ValidationError, KeyError, TypeError, IndexError), f"{name}: described", None, WRONG, again):
+        described = unpacked(found.described)
+    check_described(described, name)
+    model = msgspec.structs.replace(found.model, described=described)
+    check_model(model, name)
+    return model
 
 
 def check_described(described: Described, where: str) -> None:

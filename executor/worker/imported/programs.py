@@ -221,6 +221,8 @@ class UnitProgram:
         self.local: dict[int, int] = {}
         self.places: dict[Place, int] = {}
         self.count = 1
+        self.whole = {0}
+        """Places in the graph whose tensor is all of its storage."""
         self.inner: set[int] = set()
         if self.given is not None and self.given.place is not None:
             self.places[self.given.place] = 0
@@ -301,6 +303,7 @@ class UnitProgram:
         for place in places:
             if place is not None:
                 self.places[place] = self.count
+                self.whole.add(self.count)
             self.count += 1
         return tuple((self.local[storage], None) for _ in places)
 
@@ -320,6 +323,8 @@ class UnitProgram:
             return None  # a view of a weight
         if not own or node is None:
             return Step(op=operation.name, new=tuple(new)) if new else None
+        if not new and self._is_alias(node, operation):
+            return None
         gives = []
         for which in self.recorded.used.get(node.number, []):
             place = min(which, len(operation.results) - 1)
@@ -329,6 +334,8 @@ class UnitProgram:
                 raise NotDescribed(f"{operation.name} in {self.unit[0]} {self.unit[1]} gives a tensor of another unit")
             whole = seen.bytes == self.base.sizes[seen.storage]
             part = lambda run, place=place: run.operations[index].results[place].bytes  # noqa: E731
+            if whole:
+                self.whole.add(self.count)
             gives.append((where, None if whole else self.recorded.bytes_of(part, operation.name)))
             self.places[node.number, which] = self.count
             self.count += 1
@@ -337,6 +344,22 @@ class UnitProgram:
         if self.frozen is not None and any(isinstance(edge, str) for edge in self._edges(self.recorded, node)):
             frozen = self._node(self.frozen, index, made)
         return Step(op=operation.name, new=tuple(new), gives=tuple(gives), node=made, frozen=frozen)
+
+    def _is_alias(self, node: GraphNode, operation: Operation) -> bool:
+        """Whether an operation only gives a whole tensor another shape, and its backward hands on what it is given: its
+        result is then taken for the place that it reads."""
+        used, edges = self.recorded.used.get(node.number, []), self._edges(self.recorded, node)
+        whole = all(one.bytes == self.base.sizes[one.storage] for one in operation.results)
+        if used != [0] or node.keeps or not whole or len(edges) != 1 or not isinstance(edges[0], tuple):
+            return False
+        if self._back(self.recorded, node.number) != (Give(0, -1),):
+            return False
+        place = self._place(edges[0])
+        assert place is not None
+        if place not in self.whole:
+            return False
+        self.places[node.number, 0] = place
+        return True
 
     def _node(self, recorded: Recorded, index: int, like: Node | None = None) -> Node | None:
         """The autograd node of an operation, with the places of the recording that the unit is made of."""
