@@ -34,9 +34,10 @@ from planner.spec.importing import read_described, run_import
     help="File to write.",
 )
 def import_model(config: Path, output: Path) -> int:
-    """Describe a model by running its own code on tensors without data, for the planner.
+    """Describe the model of CONFIG for the planner.
 
-    CONFIG is a config.json or its folder. Nothing is downloaded, and no code in the folder runs.
+    The model's own code runs on tensors without data. CONFIG is a config.json or its folder. Nothing is downloaded,
+    and no code in the folder runs.
     """
     file = config / "config.json" if config.is_dir() else config
     if not file.is_file():

@@ -14,7 +14,7 @@ from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.tape import GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import ModelSpec
-from planner.spec.described import INPUT, Bytes, Described, Free, Give, Make, Node, Program, Step
+from planner.spec.described import INPUT, AutogradStep, ByteCount, Described, Free, Give, Make, Program, Step
 
 
 def variant_of(compute: Compute) -> str:
@@ -72,7 +72,7 @@ def described_order(model: ModelSpec, unit: str) -> dict[str, tuple[int, int]]:
     return order
 
 
-def size(of: Bytes) -> Size:
+def size(of: ByteCount) -> Size:
     """A size of a description as the inventory has it."""
     return Size(of) if isinstance(of, float) else Size(*of)
 
@@ -160,7 +160,7 @@ class Player:
             return
         self._several(node, made, kept)
 
-    def _several(self, node: Node, made: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+    def _several(self, node: AutogradStep, made: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
         """An operation of several results: its backward runs once, when the gradients of all have come."""
         tape, waiting = self.tape, list[Storage]()
         join = Tensor(Storage(Size(), TEMPORARIES), made[0].needs_grad, len(tape.moments))
@@ -178,18 +178,18 @@ class Player:
         for one in made:
             tape.record(one, (), hand_on)
 
-    def _node_of(self, step: Step) -> Node | None:
+    def _node_of(self, step: Step) -> AutogradStep | None:
         frozen = step.frozen
         if frozen is None or any(weight.trainable for weight in self._weights_of(step.node)):
             return step.node
         return frozen
 
-    def _weights_of(self, node: Node | None) -> list[Weight]:
+    def _weights_of(self, node: AutogradStep | None) -> list[Weight]:
         if node is None:
             return []
         return [self.weights[one] for one in node.reads if isinstance(one, str)]
 
-    def _backward(self, node: Node, grad: Storage) -> None:
+    def _backward(self, node: AutogradStep, grad: Storage) -> None:
         tape, made = self.tape, list[Storage]()
         for item in node.back:
             if isinstance(item, Make):

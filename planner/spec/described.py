@@ -12,7 +12,7 @@ import msgspec
 
 SCHEMA = "model/1"
 
-Bytes = float | tuple[float, ...]
+ByteCount = float | tuple[float, ...]
 """A size as a number of bytes a token, or as the terms of inventory.tensors.Size, with zeros at the end left out."""
 
 INPUT = -1
@@ -22,7 +22,7 @@ INPUT = -1
 class Make(msgspec.Struct, frozen=True, array_like=True, tag="new"):
     """Backward allocates a storage, numbered on within the operation."""
 
-    size: Bytes
+    size: ByteCount
 
 
 class Free(msgspec.Struct, frozen=True, array_like=True, tag="free"):
@@ -44,16 +44,16 @@ class WeightGradient(msgspec.Struct, frozen=True, array_like=True, tag="weight")
     name: str
 
 
-Back = Make | Free | Give | WeightGradient
+BackwardStep = Make | Free | Give | WeightGradient
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AutogradStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What autograd remembers of an operation: the places in the graph that it reads (None: no gradient goes there; a
     weight by its name), the storages it keeps, and what its backward does."""
 
     reads: tuple[int | str | None, ...]
     keeps: tuple[int, ...] = ()
-    back: tuple[Back, ...] = ()
+    back: tuple[BackwardStep, ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,20 +67,20 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     op: str
-    new: tuple[Bytes, ...] = ()
-    gives: tuple[tuple[int, Bytes | None], ...] = ()
-    node: Node | None = None
-    frozen: Node | None = None
+    new: tuple[ByteCount, ...] = ()
+    gives: tuple[tuple[int, ByteCount | None], ...] = ()
+    node: AutogradStep | None = None
+    frozen: AutogradStep | None = None
     ends: tuple[int, ...] = ()
     weight: str = ""
     bias: str = ""
     copy: bool = False
 
 
-class Product(msgspec.Struct, frozen=True, array_like=True):
+class OtherProduct(msgspec.Struct, frozen=True, array_like=True):
     """`rows` a token (with a fixed part) times an n x k matrix, `times` in a unit's forward, beside linear modules."""
 
-    rows: Bytes
+    rows: ByteCount
     n: int
     k: int
     times: float = 1.0
@@ -109,8 +109,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shared: tuple[int, ...] = ()
     returned: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
-    moved: Bytes = 0.0
-    moved_back: Bytes = 0.0
+    moved: ByteCount = 0.0
+    moved_back: ByteCount = 0.0
     starts: int = 0
     starts_back: int = 0
 
@@ -127,13 +127,13 @@ class DescribedWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     transposed: bool = False
 
 
-class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DescribedUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Weights, and programs by variant."""
 
     weights: tuple[DescribedWeight, ...]
     programs: dict[str, Program]
     attention: tuple[Attend, ...] = ()
-    products: tuple[Product, ...] = ()
+    products: tuple[OtherProduct, ...] = ()
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -142,6 +142,6 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     config: dict[str, Any]
     transformers: str
-    units: dict[str, Unit]
+    units: dict[str, DescribedUnit]
     layer_class: str
     dense_layers: int = 0

@@ -29,10 +29,18 @@ def packed(described: Described) -> dict[str, Any]:
         alike: dict[bytes, list[tuple[str, dict[str, Any], list[Any]]]] = {}
         for variant, program in unit["programs"].items():
             sizes: list[Any] = []
-            bare = _mapped(program, lambda size, sizes=sizes: sizes.append(size) or 0)
+            bare = _mapped(program, _collecting(sizes))
             alike.setdefault(msgspec.json.encode(bare), []).append((variant, program, sizes))
         unit["programs"] = [_alike(group) for group in alike.values()]
     return whole
+
+
+def _collecting(sizes: list[Any]) -> Callable[[Any], Any]:
+    def collect(size: Any) -> int:
+        sizes.append(size)
+        return 0
+
+    return collect
 
 
 def _alike(group: list[tuple[str, dict[str, Any], list[Any]]]) -> dict[str, Any]:

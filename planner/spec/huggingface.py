@@ -56,7 +56,7 @@ def spec_of(config: dict[str, Any], file: Path, name: str) -> ModelSpec:
     if isinstance(kind, str) and _is_unknown(kind, config):
         from planner.spec.importing import imported  # starts a process
 
-        return imported(file, config, name)
+        return imported(file, config, name, _other_way(kind, config))
     _refuse_other_towers(config, kind, file)
     if kind == "gemma3" and isinstance(config.get("text_config"), dict):
         config, kind = {**config["text_config"], "model_type": "gemma3_text"}, "gemma3_text"

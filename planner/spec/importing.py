@@ -22,7 +22,7 @@ from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.output import write_whole
 from planner.spec import ModelSpec
-from planner.spec.described import INPUT, SCHEMA, Described, Free, Give, Node, Program
+from planner.spec.described import INPUT, SCHEMA, AutogradStep, Described, Free, Give, Program
 from planner.spec.described_file import packed, unpacked
 from planner.spec.model_rules import check_model
 
@@ -49,7 +49,7 @@ FACTS = {field.name: field.default for field in msgspec.structs.fields(ModelSpec
 def write_described(model: ModelSpec, path: Path) -> None:
     """Write a model/1 file, whole or not at all."""
     assert model.described is not None
-    facts = msgspec.to_builtins(msgspec.structs.replace(model, described=None))
+    facts = msgspec.to_builtins(msgspec.structs.replace(model, imported=msgspec.UNSET))
     bare = {name: value for name, value in facts.items() if value != FACTS.get(name, msgspec.NODEFAULT)}
     whole = {"schema": SCHEMA, "record": RECORD, "model": bare, "described": packed(model.described)}
     raw = msgspec.json.encode(whole)
@@ -74,7 +74,7 @@ def described_model(raw: bytes, name: str) -> ModelSpec:
     with refusing((msgspec.ValidationError, KeyError, TypeError, IndexError), f"{name}: described", None, WRONG, again):
         described = unpacked(found.described)
     check_described(described, name)
-    model = msgspec.structs.replace(found.model, described=described)
+    model = msgspec.structs.replace(found.model, imported=described)
     check_model(model, name)
     return model
 
@@ -120,7 +120,7 @@ def _wrong(program: Program, names: set[str], unit: str) -> Iterator[str]:
         yield "it leaves a storage that is not there"
 
 
-def _consistent(node: Node) -> bool:
+def _consistent(node: AutogradStep) -> bool:
     made = 0
     for item in node.back:
         if isinstance(item, Give):
@@ -140,8 +140,9 @@ def _consistent(node: Node) -> bool:
     return all(one >= INPUT - 64 for one in node.keeps)
 
 
-def imported(file: Path, config: dict[str, Any], name: str) -> ModelSpec:
-    """The description of a config.json whose family is not known here: of an earlier import, or made now."""
+def imported(file: Path, config: dict[str, Any], name: str, otherwise: str) -> ModelSpec:
+    """The description of a config.json whose family is not known here: of an earlier import, or made now. `otherwise`
+    is what to do where it cannot be made."""
     kept = cache() / f"{digest(config)}.json"
     if kept.is_file():
         try:
@@ -150,13 +151,16 @@ def imported(file: Path, config: dict[str, Any], name: str) -> ModelSpec:
             pass  # of another version: it is made again
     kind = config.get("model_type")
     if find_spec("torch") is None or find_spec("transformers") is None or find_spec("executor") is None:
-        rule = "is not a family planned here, and its own code, which could describe it, needs torch and transformers"
-        fix = f"Where they are installed: executor import {file} -o model.json; then --model model.json here"
-        raise PlannerError(f"{file}: model_type", kind, rule, fix)
+        rule = "is not a family planned here; executor import describes it where torch and transformers are installed"
+        raise PlannerError(f"{file}: model_type", kind, rule, otherwise)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "config.json"
         copy.write_bytes(msgspec.json.encode(config))
-        run_import(copy, kept, name, str(file))
+        try:
+            run_import(copy, kept, name, str(file))
+        except PlannerError as error:
+            rule = f"is not a family planned here, and {error.rule}"
+            raise PlannerError(f"{file}: model_type", kind, rule, otherwise) from None
     return read_described(kept)
 
 

@@ -68,8 +68,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     `block` is how a layer is wired: one branch after the other, both from one input (`parallel`), or a norm after
     each branch too (`sandwich`). `layer_norms` counts the norms that read a layer's input or middle.
     `sliding_window` limits attention to that many tokens in all layers but every `full_attention_every`-th (0: in
-    all). `dropout` is that of the residual branches, `attention_dropout` that of the probabilities. `described` holds
-    the units of a model whose blocks are not written by hand (described.py).
+    all). `dropout` is that of the residual branches, `attention_dropout` that of the probabilities. `imported` holds
+    the units of a model whose blocks are not written by hand (described.py); a file leaves it out where there are none.
     """
 
     name: str
@@ -112,11 +112,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     attention_dropout: float = 0.0
     moe: Moe | None = None
     mla: Mla | None = None
-    described: Described | None = None
+    imported: Described | msgspec.UnsetType = msgspec.UNSET
 
     def __hash__(self) -> int:
         """By a few sizes: rope_scaling is a dict, which has no hash, and equality still compares everything."""
         return hash((self.name, self.layers, self.hidden, self.vocab))
+
+    @property
+    def described(self) -> Described | None:
+        """The units of an imported model; None where a family's blocks are written by hand."""
+        return None if self.imported is msgspec.UNSET else self.imported
 
     @property
     def dense_layers(self) -> int:

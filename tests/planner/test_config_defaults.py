@@ -163,6 +163,7 @@ def test_the_window_s_own_rotary_base_is_that_of_the_sliding_table() -> None:
     assert (alone.rope_theta, alone.rope_theta_local) == (5.0, 1e4)
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_a_name_is_a_slip_of_the_keyboard_when_it_is_near_enough() -> None:
     for name, near in (("lama", "Did you mean llama"), ("Qwen-3", "Did you mean qwen3"), ("mamba", "adds a family")):
         with pytest.raises(PlannerError, match=near):

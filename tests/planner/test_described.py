@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 from planner.basics.errors import PlannerError
 from planner.cli import planner
-from planner.spec import importing
 from planner.spec.importing import RECORD, described_model
 
 FIXTURE = Path(__file__).parents[1] / "recorded" / "described" / "small-olmo2.json"
@@ -71,13 +70,12 @@ def test_what_a_described_model_cannot_be_planned_with_is_refused(option: tuple[
     assert "is an imported model" in text
 
 
-def test_an_unknown_family_without_torch_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(importing, "find_spec", lambda name: None)
+@pytest.mark.usefixtures("without_torch")
+def test_an_unknown_family_without_torch_says_what_to_run(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(msgspec.json.encode({"model_type": "olmo2"}).decode())
 
     result = CliRunner().invoke(planner, ["estimate", "--model", str(config), "--gpus", "8"])
 
     assert isinstance(result.exception, PlannerError)
-    assert f"executor import {config} -o model.json" in result.exception.sentence
+    assert "executor import describes it where torch" in result.exception.sentence

@@ -156,7 +156,7 @@ def test_config_is_read_back_as_it_was_written(folder: Path, name: str):
         ({"model_type": "lama"}, "model_type=lama: is not a family planned here. Did you mean llama"),
         (
             {"model_type": "mamba"},
-            "model_type=mamba: is not a family planned here. A decoder like Llama's can be given",
+            "model_type=mamba: is not a family planned here; .* A decoder like Llama's can be given",
         ),
         ({"model_type": "smollm3"}, "model_type=smollm3: .*--layers, --hidden, --heads, --kv-heads, --ffn, --vocab"),
         ({"model_type": ["llama"]}, "model_type=.*is not a family planned here"),
@@ -197,6 +197,7 @@ def test_config_is_read_back_as_it_was_written(folder: Path, name: str):
         ({"model_type": "mistral", "sliding_window": "all"}, "sliding_window=all: must be a whole number"),
     ],
 )
+@pytest.mark.usefixtures("without_torch")
 def test_what_no_model_here_can_be_is_refused_in_one_line(folder: Path, change: dict[str, Any], said: str):
     write(folder, {**OLD_LLAMA, **change})
 
@@ -309,6 +310,7 @@ def test_a_file_that_is_not_a_json_object_is_refused(folder: Path, text: str):
 
 
 @pytest.mark.parametrize("kind", ["bamba", "mamba2", "falcon_h1", "nemotron_h", "granitemoehybrid"])
+@pytest.mark.usefixtures("without_torch")
 def test_a_config_with_infinity_as_on_the_hub_is_refused_by_its_family(folder: Path, kind: str):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": kind, "time_step_limit": [0.0, float("inf")]}))

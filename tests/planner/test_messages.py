@@ -98,6 +98,7 @@ NO_LLAMA = {
 
 
 @pytest.mark.parametrize("kind", NO_LLAMA)
+@pytest.mark.usefixtures("without_torch")
 def test_sizes_like_llama_s_are_offered_to_decoders_like_llama_alone(kind: str, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(SIZES | NO_LLAMA[kind] | {"model_type": kind}))
     with pytest.raises(PlannerError) as refused:

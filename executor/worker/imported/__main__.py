@@ -21,13 +21,14 @@ def main() -> int:
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "CUDA_VISIBLE_DEVICES": ""}
     from executor.worker.imported.describe import NotDescribed, config_of, describe
     from executor.worker.imported.facts import spec_of
+    from planner.basics import reading
     from planner.basics.errors import PlannerError
     from planner.spec.huggingface import decoded
     from planner.spec.importing import write_described
 
     config, out, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     try:
-        raw = decoded(config.read_bytes(), str(config))
+        raw = decoded(reading.read_bytes(config), str(config))
         described = describe(raw)
         write_described(spec_of(name, raw, config_of(raw), described), out)
     except PlannerError as error:

@@ -16,7 +16,7 @@ from torch import nn
 from executor.worker.imported.programs import POINTS, Recorded, UnitProgram
 from executor.worker.imported.record import NotDescribed, fake_device, is_linear, layers_of, record
 from executor.worker.model.layers import of_layers
-from planner.spec.described import Attend, Described, DescribedWeight, Product, Program, Unit
+from planner.spec.described import Attend, Described, DescribedUnit, DescribedWeight, OtherProduct, Program
 
 VARIANTS: dict[str, tuple[torch.dtype, bool]] = {
     "mixed": (torch.float32, True),
@@ -64,7 +64,7 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         places["dense"] = min(1, kinds[0] - 1)
     programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *places)}
     names = names_of(whole, path, places, kinds)
-    found: dict[str, tuple[tuple[Attend, ...], tuple[Product, ...]]] = {}
+    found: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
     for device in devices:
         for variant, (dtype, autocast) in VARIANTS.items():
             with fake_device(cuda=device == "cuda"):
@@ -77,7 +77,7 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
                 programs[unit][f"{variant}-{device}"] = made.made()
                 found.setdefault(unit, made.products())
     units = {
-        unit: Unit(
+        unit: DescribedUnit(
             weights=() if unit == "embed" and is_tied(whole) else weights_of(whole, names[unit]),
             programs=programs[unit],
             attention=found[unit][0],

@@ -40,7 +40,7 @@ def spec_of(name: str, raw: dict[str, Any], config: Any, described: Described) -
         full_attention_every=full[0] if full and full[0] > 1 else 0,
         moe=_experts(text, described),
         positions="none",
-        described=described,
+        imported=described,
     )
 
 

@@ -12,17 +12,26 @@ from functools import cached_property
 
 import numpy as np
 
-from executor.worker.imported.record import Event, GraphNode, NotDescribed, Operation, Place, Recording, Seen, UnitName
+from executor.worker.imported.record import (
+    AutogradNode,
+    Happening,
+    ModelRecording,
+    NotDescribed,
+    Operation,
+    Place,
+    TensorSeen,
+    UnitName,
+)
 from planner.spec.described import (
     INPUT,
     Attend,
-    Back,
-    Bytes,
+    AutogradStep,
+    BackwardStep,
+    ByteCount,
     Free,
     Give,
     Make,
-    Node,
-    Product,
+    OtherProduct,
     Program,
     Step,
     WeightGradient,
@@ -44,7 +53,7 @@ PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "convoluti
 ATTENTION = "_scaled_dot_product"
 
 
-def size_of(points: Sequence[Point], values: Sequence[float], what: Callable[[], str]) -> Bytes:
+def size_of(points: Sequence[Point], values: Sequence[float], what: Callable[[], str]) -> ByteCount:
     """Bytes at each point as a polynomial of batch and length."""
     rows = np.array([(batch * seq, seq, 1.0, batch * seq * seq, batch, seq * seq) for batch, seq in points])
     found = np.linalg.solve(rows[:6], np.array(values[:6], float))
@@ -61,7 +70,7 @@ class Recorded:
     """Recordings with gradients at each of `POINTS`, and one without gradients at the first, which says when variables
     go out of scope."""
 
-    def __init__(self, runs: Sequence[Recording], plain: Recording, like: Recorded | None = None) -> None:
+    def __init__(self, runs: Sequence[ModelRecording], plain: ModelRecording, like: Recorded | None = None) -> None:
         """A single run may be `like` others of the same model, whose tensors tell how those of its sizes grow."""
         self.like = like
         self.runs, self.base, self.plain = runs, runs[0], plain
@@ -98,7 +107,7 @@ class Recorded:
                 operation.node += 1  # it wrote to a part of a tensor, and has its node within that
 
     @cached_property
-    def halves(self) -> tuple[list[Event], list[Event]]:
+    def halves(self) -> tuple[list[Happening], list[Happening]]:
         """Events of the forward and of the backward."""
         events = self.base.events
         first = next(place for place, event in enumerate(events) if event.kind == "begin")
@@ -119,7 +128,9 @@ class Recorded:
         found: dict[int, set[int]] = {}
         places = [edge for node in self.base.nodes.values() for edge in node.edges if isinstance(edge, tuple)]
         places += [
-            event.tensor.place for event in self.halves[0] if isinstance(event.tensor, Seen) and event.tensor.place
+            event.tensor.place
+            for event in self.halves[0]
+            if isinstance(event.tensor, TensorSeen) and event.tensor.place
         ]
         if self.base.logits is not None and self.base.logits.place is not None:
             places.append(self.base.logits.place)
@@ -128,10 +139,10 @@ class Recorded:
         return {number: sorted(which) for number, which in found.items()}
 
     @cached_property
-    def backward_of(self) -> dict[int, list[Event]]:
+    def backward_of(self) -> dict[int, list[Happening]]:
         """Events of each node's backward, from its "begin" to its "end"."""
-        found: dict[int, list[Event]] = {}
-        current: list[Event] | None = None
+        found: dict[int, list[Happening]] = {}
+        current: list[Happening] | None = None
         for event in self.halves[1]:
             if event.kind == "begin":
                 current = found[event.what] = []
@@ -163,7 +174,7 @@ class Recorded:
                 found.append((at, unit, same[event.what]))
         return found
 
-    def size(self, storage: int) -> Bytes:
+    def size(self, storage: int) -> ByteCount:
         """Bytes of a storage."""
         if self.like is not None:
             found = self.like.growing.get(self.base.sizes[storage])
@@ -173,16 +184,16 @@ class Recorded:
         return size_of(POINTS, [run.sizes[storage] for run in self.runs], lambda: self._maker(storage))
 
     @cached_property
-    def growing(self) -> dict[int, Bytes]:
+    def growing(self) -> dict[int, ByteCount]:
         """Sizes by the bytes that they are in the first recording; of several those that grow with the tokens alone."""
-        found: dict[int, Bytes] = {}
+        found: dict[int, ByteCount] = {}
         for storage, size in self.base.sizes.items():
             if storage not in self.base.weights and not isinstance(found.get(size), float):
                 with suppress(NotDescribed):
                     found[size] = self.size(storage)
         return found
 
-    def bytes_of(self, look: Callable[[Recording], float], what: str) -> Bytes:
+    def bytes_of(self, look: Callable[[ModelRecording], float], what: str) -> ByteCount:
         """A figure of each recording."""
         return size_of(POINTS, [look(run) for run in self.runs], lambda: what)
 
@@ -193,7 +204,7 @@ class Recorded:
         return "a tensor"
 
 
-def _makers(run: Recording, stop: int) -> list[int]:
+def _makers(run: ModelRecording, stop: int) -> list[int]:
     """Operations that make storages or write to them: views differ with and without gradients."""
     return [i for i, op in enumerate(run.operations[:stop]) if op.made or op.name.endswith("_")]
 
@@ -270,7 +281,7 @@ class UnitProgram:
             moved=moved, moved_back=back, starts=starts, starts_back=starts_back,
         )  # fmt: skip
 
-    def _plain(self, event: Event) -> bool:
+    def _plain(self, event: Happening) -> bool:
         """Whether a linear module works on all tokens, one row each."""
         batch, seq = POINTS[0]
         return event.what in self.names_of_linears and int(np.prod(event.tensor.shape[:-1])) == batch * seq
@@ -285,7 +296,7 @@ class UnitProgram:
             if name.removesuffix(".weight") in linears
         }
 
-    def _linear(self, event: Event, inner: Sequence[Event], place: int) -> Step:
+    def _linear(self, event: Happening, inner: Sequence[Happening], place: int) -> Step:
         end = inner[-1].tensor
         for one in inner:
             if one.kind == "op":
@@ -296,9 +307,9 @@ class UnitProgram:
         width = self._gives(end.storage, [end.place])
         own = self.names_of_linears[event.what]
         bias = self.names.get(f"{event.what}.bias", "")
-        return Step(op="linear", gives=width, node=Node(reads=(reads,)), weight=own, bias=bias)
+        return Step(op="linear", gives=width, node=AutogradStep(reads=(reads,)), weight=own, bias=bias)
 
-    def _gives(self, storage: int, places: Sequence[Place | None]) -> tuple[tuple[int, Bytes | None], ...]:
+    def _gives(self, storage: int, places: Sequence[Place | None]) -> tuple[tuple[int, ByteCount | None], ...]:
         self._local(storage)
         for place in places:
             if place is not None:
@@ -345,7 +356,7 @@ class UnitProgram:
             frozen = self._node(self.frozen, index, made)
         return Step(op=operation.name, new=tuple(new), gives=tuple(gives), node=made, frozen=frozen)
 
-    def _is_alias(self, node: GraphNode, operation: Operation) -> bool:
+    def _is_alias(self, node: AutogradNode, operation: Operation) -> bool:
         """Whether an operation only gives a whole tensor another shape, and its backward hands on what it is given: its
         result is then taken for the place that it reads."""
         used, edges = self.recorded.used.get(node.number, []), self._edges(self.recorded, node)
@@ -361,13 +372,13 @@ class UnitProgram:
         self.places[node.number, 0] = place
         return True
 
-    def _node(self, recorded: Recorded, index: int, like: Node | None = None) -> Node | None:
+    def _node(self, recorded: Recorded, index: int, like: AutogradStep | None = None) -> AutogradStep | None:
         """The autograd node of an operation, with the places of the recording that the unit is made of."""
         base = recorded.base
         number = base.operations[index].node
         node = base.nodes.get(number)
         if node is None or recorded.first_operation.get(number) != index:
-            return Node(reads=()) if like is not None else None
+            return AutogradStep(reads=()) if like is not None else None
         ours = {}
         if like is not None:  # storages of another recording, as this one numbers them
             for one, other in zip(base.operations[: index + 1], self.base.operations[: index + 1], strict=True):
@@ -389,13 +400,13 @@ class UnitProgram:
         back = self._back(recorded, number)
         if like is not None:
             back = tuple(one for one in back if not isinstance(one, WeightGradient))
-        return Node(reads=tuple(reads), keeps=tuple(keeps), back=back)
+        return AutogradStep(reads=tuple(reads), keeps=tuple(keeps), back=back)
 
-    def _back(self, recorded: Recorded, number: int) -> tuple[Back, ...]:
+    def _back(self, recorded: Recorded, number: int) -> tuple[BackwardStep, ...]:
         events = recorded.backward_of[number]
         edges, given = self._edges(recorded, recorded.base.nodes[number]), events[-1].tensor
         of_weight = {storage: edge for edge, storage in zip(edges, given, strict=False) if isinstance(edge, str)}
-        found: list[Back] = []
+        found: list[BackwardStep] = []
         numbers: dict[int, int] = {}
         written = set()
         for event in events:
@@ -420,7 +431,7 @@ class UnitProgram:
                 found.append(Give(place, numbers.get(storage, -1)))
         return tuple(found)
 
-    def _edges(self, recorded: Recorded, node: GraphNode) -> list[Place | str | None]:
+    def _edges(self, recorded: Recorded, node: AutogradNode) -> list[Place | str | None]:
         """Where a node's gradients go; that of a view of a weight to the weight itself."""
         found: list[Place | str | None] = []
         for edge in node.edges:
@@ -489,7 +500,7 @@ class UnitProgram:
             (returned if soon else held).append(where)
         return ends, (tuple(returned), tuple(held))
 
-    def _sums(self) -> tuple[Bytes, Bytes, int, int]:
+    def _sums(self) -> tuple[ByteCount, ByteCount, int, int]:
         """Bytes that operations beside products move in this unit's forward and backward, and how many there are."""
         number = {place for place in self.base.nodes if self._unit_of(place) == self.unit}
 
@@ -519,7 +530,7 @@ class UnitProgram:
             ):
                 behind.append(event.what)
 
-        def moved(run: Recording, places: Sequence[int]) -> float:
+        def moved(run: ModelRecording, places: Sequence[int]) -> float:
             return sum(bytes_of(run.operations[place]) for place in places)
 
         return (
@@ -529,7 +540,7 @@ class UnitProgram:
             len(behind),
         )
 
-    def products(self) -> tuple[tuple[Attend, ...], tuple[Product, ...]]:
+    def products(self) -> tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]:
         """Attention and products beside linear modules of the unit's forward."""
         attention, products = [], []
         for index, op in enumerate(self.base.operations[: self.recorded.forward]):
@@ -542,14 +553,14 @@ class UnitProgram:
                 products.append(self._product(index))
         return tuple(attention), tuple(products)
 
-    def _product(self, index: int) -> Product:
-        def rows(run: Recording) -> float:
+    def _product(self, index: int) -> OtherProduct:
+        def rows(run: ModelRecording) -> float:
             op = run.operations[index]
             return float(np.prod(op.results[0].shape[:-1]))
 
         op = self.base.operations[index]
         n, k = op.results[0].shape[-1], op.inputs[-2 if op.name == "_grouped_mm" else 0].shape[-1]
-        return Product(self.recorded.bytes_of(rows, op.name), n, k)
+        return OtherProduct(self.recorded.bytes_of(rows, op.name), n, k)
 
     def _unit_of(self, number: int) -> UnitName | None:
         index = self.recorded.first_operation.get(number)

@@ -29,7 +29,7 @@ number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 @dataclass(slots=True)
-class Seen:
+class TensorSeen:
     """A tensor at a moment: its storage, its place in the graph, its bytes, its shape."""
 
     storage: int
@@ -47,13 +47,13 @@ class Operation:
     inside: str
     unit: UnitName
     made: list[int]
-    inputs: list[Seen]
-    results: list[Seen]
+    inputs: list[TensorSeen]
+    results: list[TensorSeen]
     scalars: tuple[Any, ...]
 
 
 @dataclass(slots=True)
-class GraphNode:
+class AutogradNode:
     """One autograd node: where its gradients go, what it keeps, and its events in backward."""
 
     number: int
@@ -63,7 +63,7 @@ class GraphNode:
 
 
 @dataclass(slots=True)
-class Event:
+class Happening:
     """What happened: "op" (its index), "free" (a storage), "enter" and "leave" (a layer, with what it was given or
     gave), "linear" and "made" (a linear module begins and ends), "begin" and "end" (a node's backward, with its
     gradients' storages)."""
@@ -74,23 +74,23 @@ class Event:
 
 
 @dataclass
-class Recording:
+class ModelRecording:
     """What one run did, in order."""
 
     operations: list[Operation] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    nodes: dict[int, GraphNode] = field(default_factory=dict)
+    events: list[Happening] = field(default_factory=list)
+    nodes: dict[int, AutogradNode] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     weights: dict[int, str] = field(default_factory=dict)
-    logits: Seen | None = None
+    logits: TensorSeen | None = None
 
 
-class Recorder(TorchDispatchMode):
+class ModelRecorder(TorchDispatchMode):
     """While entered and `on`, notes what happens."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found = Recording()
+        self.found = ModelRecording()
         self.unit: UnitName = ("embed", 0)
         self.inside = ""
         self.on = self.quiet = False
@@ -98,7 +98,7 @@ class Recorder(TorchDispatchMode):
         self._watches: dict[int, Any] = {}
         self._keeps: dict[int, list[int]] = {}
 
-    def see(self, tensor: Tensor, made: list[int] | None = None) -> Seen:
+    def see(self, tensor: Tensor, made: list[int] | None = None) -> TensorSeen:
         """A tensor as it is now; a storage that was not seen before is added to `made`."""
         raw = tensor.untyped_storage()
         key = raw._cdata
@@ -110,11 +110,11 @@ class Recorder(TorchDispatchMode):
                 made.append(storage)
         function = tensor.grad_fn
         place = None if function is None else (function._sequence_nr(), tensor.output_nr)
-        return Seen(self._alive[key], place, tensor.nbytes, tuple(tensor.shape))
+        return TensorSeen(self._alive[key], place, tensor.nbytes, tuple(tensor.shape))
 
     def note(self, kind: str, what: Any, tensor: Any = None) -> None:
         """Add an event."""
-        self.found.events.append(Event(kind, what, tensor))
+        self.found.events.append(Happening(kind, what, tensor))
 
     def keep(self, tensor: Tensor) -> Tensor:
         """autograd's hook for what a node saves."""
@@ -187,9 +187,9 @@ def fake_device(*, cuda: bool) -> Iterator[None]:
         yield
 
 
-def record(model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool = True) -> Recording:
+def record(model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool = True) -> ModelRecording:
     """One micro-batch through the model up to its logits and, with gradients, back. Enter `fake_device` first."""
-    recorder, caught = Recorder(), []
+    recorder, caught = ModelRecorder(), []
     handles = _watched(model, recorder)
 
     def loss_function(logits: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -198,7 +198,7 @@ def record(model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool 
         return logits.new_zeros(())
 
     model.loss_function = loss_function
-    nodes: dict[int, tuple[GraphNode, Any]] = {}
+    nodes: dict[int, tuple[AutogradNode, Any]] = {}
     with recorder:
         for name, weight in model.named_parameters():
             recorder.found.weights[recorder.see(weight).storage] = name
@@ -229,7 +229,7 @@ def record(model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool 
     return recorder.found
 
 
-def _watched(model: nn.Module, recorder: Recorder) -> list[Any]:
+def _watched(model: nn.Module, recorder: ModelRecorder) -> list[Any]:
     """Hooks that tell a recorder which layer and which linear module is at work."""
     layers, handles = layers_of(model)[1], []
 
@@ -266,7 +266,7 @@ def _watched(model: nn.Module, recorder: Recorder) -> list[Any]:
     return handles
 
 
-def _collect(root: Any, nodes: dict[int, tuple[GraphNode, Any]], names: dict[int, str]) -> None:
+def _collect(root: Any, nodes: dict[int, tuple[AutogradNode, Any]], names: dict[int, str]) -> None:
     waiting, seen = [root], set()
     while waiting:
         function = waiting.pop()
@@ -283,10 +283,10 @@ def _collect(root: Any, nodes: dict[int, tuple[GraphNode, Any]], names: dict[int
                 edges.append((following._sequence_nr(), which))
                 waiting.append(following)
         key = function._sequence_nr()
-        nodes[key] = GraphNode(key, function.name(), edges), function
+        nodes[key] = AutogradNode(key, function.name(), edges), function
 
 
-def _backward(recorder: Recorder, nodes: dict[int, tuple[GraphNode, Any]], logits: Tensor) -> None:
+def _backward(recorder: ModelRecorder, nodes: dict[int, tuple[AutogradNode, Any]], logits: Tensor) -> None:
     def storages(gradients: Any) -> list[int | None]:
         return [None if one is None else recorder.see(one).storage for one in gradients]
 
