@@ -180,7 +180,8 @@ class Player:
 
     def _node_of(self, step: Step) -> AutogradStep | None:
         frozen = step.frozen
-        if frozen is None or any(weight.trainable for weight in self._weights_of(step.node)):
+        behind = [*self._weights_of(step.node), *(self.weights[name] for name in step.depends)]
+        if frozen is None or any(weight.trainable for weight in behind):
             return step.node
         return frozen
 

@@ -63,7 +63,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     size None where it is the whole storage's: each is a place in the graph, numbered on from 1, where 0 is the unit's
     input. `ends` are storages of which the last variable goes out of scope after it. `weight` and `bias` name the
     weights of a linear module, which the planner computes itself. `frozen` is the node where its weights are frozen.
-    `copy` marks autocast's copy of a weight.
+    `copy` marks autocast's copy of a weight. `depends` names weights of which an input is made by other operations:
+    where all of them are frozen, `frozen` holds.
     """
 
     op: str
@@ -75,6 +76,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight: str = ""
     bias: str = ""
     copy: bool = False
+    depends: tuple[str, ...] = ()
 
 
 class OtherProduct(msgspec.Struct, frozen=True, array_like=True):

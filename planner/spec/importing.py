@@ -111,6 +111,8 @@ def _wrong(program: Program, names: set[str], unit: str) -> Iterator[str]:
                 yield f"{step.op} keeps or makes what is not there"
         if step.weight and (step.weight not in names or step.node is None or not step.node.reads):
             yield f"{step.op} multiplies with a weight that is not there"
+        if not names.issuperset(step.depends):
+            yield f"{step.op} depends on a weight that is not there"
         if any(one >= storages for one in (*step.ends, *(place for place, _ in step.gives if not step.weight))):
             yield f"{step.op} ends or gives a storage that is not there"
         places += len(step.gives)

@@ -99,6 +99,7 @@ def built(config: Any, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
+    config.get_text_config().pad_token_id = None  # as the trainer builds it
     try:
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)

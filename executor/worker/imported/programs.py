@@ -232,6 +232,8 @@ class UnitProgram:
         self.local: dict[int, int] = {}
         self.places: dict[Place, int] = {}
         self.count = 1
+        self.of_weights: dict[int, set[str]] = {}
+        """Places in the graph that are made of weights alone, with these."""
         self.whole = {0}
         """Places in the graph whose tensor is all of its storage."""
         self.inner: set[int] = set()
@@ -351,10 +353,27 @@ class UnitProgram:
             self.places[node.number, which] = self.count
             self.count += 1
         made = self._node(self.recorded, index)
-        frozen = None
-        if self.frozen is not None and any(isinstance(edge, str) for edge in self._edges(self.recorded, node)):
-            frozen = self._node(self.frozen, index, made)
-        return Step(op=operation.name, new=tuple(new), gives=tuple(gives), node=made, frozen=frozen)
+        assert made is not None
+        behind, alone = self._behind(made)
+        if alone:
+            self.of_weights.update({self.count - 1 - place: behind for place in range(len(gives))})
+        frozen = None if self.frozen is None or not behind else self._node(self.frozen, index, made)
+        depends = tuple(sorted(behind - {one for one in made.reads if isinstance(one, str)}))
+        return Step(op=operation.name, new=tuple(new), gives=tuple(gives), node=made, frozen=frozen, depends=depends)
+
+    def _behind(self, node: AutogradStep) -> tuple[set[str], bool]:
+        """The weights that an operation reads, by themselves or by what others made of weights alone; and whether it
+        reads nothing else that has a gradient."""
+        behind: set[str] = set()
+        alone = True
+        for one in node.reads:
+            if isinstance(one, str):
+                behind.add(one)
+            elif one is not None and one in self.of_weights:
+                behind |= self.of_weights[one]
+            elif one is not None:
+                alone = False
+        return behind, alone and bool(behind)
 
     def _is_alias(self, node: AutogradNode, operation: Operation) -> bool:
         """Whether an operation only gives a whole tensor another shape, and its backward hands on what it is given: its
