@@ -37,6 +37,12 @@ def main() -> int:
     except NotDescribed as error:
         print(error, file=sys.stderr)
         return 2
+    except Exception as error:  # of a stranger's configuration, in code that is not ours
+        if os.environ.get("MESHWRIGHT_DEBUG"):
+            raise
+        lines = str(error).splitlines() or [""]
+        print(f"its code fails with {type(error).__name__}: {lines[0][:200]}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from executor.worker.imported.programs import POINTS, Recorded, UnitProgram
 from executor.worker.imported.record import NotDescribed, fake_device, is_linear, layers_of, record
-from executor.worker.model.layers import of_layers
+from executor.worker.model.layers import of_layers, without_padding
 from planner.spec.described import Attend, Described, DescribedUnit, DescribedWeight, OtherProduct, Program
 
 VARIANTS: dict[str, tuple[torch.dtype, bool]] = {
@@ -99,7 +99,7 @@ def built(config: Any, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    config.get_text_config().pad_token_id = None  # as the trainer builds it
+    without_padding(config)
     try:
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)

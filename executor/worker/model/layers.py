@@ -22,6 +22,11 @@ def of_layers(config: Any, layers: int) -> Any:
     return config
 
 
+def without_padding(config: Any) -> None:
+    """Take a configuration's token of padding away: the trainer has none, and some configurations check what is set."""
+    vars(config.get_text_config())["pad_token_id"] = None
+
+
 def layers_of(model: Any) -> nn.ModuleList:
     """The decoder's list of layers."""
     found = named_layers(model)

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from executor.worker.model import compiled, loading, losses, recompute
 from executor.worker.model.adapters import add_adapters, is_adapter, is_magnitude, ordinary_name, with_copies
-from executor.worker.model.layers import of_layers
+from executor.worker.model.layers import of_layers, without_padding
 from executor.worker.model.quantized import pack_layers
 from executor.worker.model.seeds import seed_all
 from executor.worker.model.values import Recorder, WeightValues, drawn, stored
@@ -132,7 +132,7 @@ def model_config(plan: Plan) -> Any:
         return AutoConfig.from_pretrained(plan.job.recipe.checkpoint, local_files_only=True, trust_remote_code=False)
     if plan.model.described is not None:
         config = AutoConfig.for_model(**plan.model.described.config | {"use_cache": False})
-        config.get_text_config().pad_token_id = None  # no token of the trainer's is one
+        without_padding(config)
         return of_layers(config, plan.model.layers)
     return transformers_config(plan.model, plan.job.seq_len)
 
