@@ -7,6 +7,7 @@ description holds (described.py), or how it is made (executor/worker/imported/).
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -57,11 +58,11 @@ def write_described(model: ModelSpec, path: Path) -> None:
     write_whole(path, raw)
 
 
-def read_described(path: Path) -> ModelSpec:
-    """The model of a model/1 file."""
+def read_described(path: Path, where: str = "") -> ModelSpec:
+    """The model of a model/1 file, which a refusal calls `where`."""
     with refusing(OSError, "model", path, "cannot be read", "Give a file that executor import wrote"):
         raw = reading.read_bytes(path)
-    return described_model(raw, str(path))
+    return described_model(raw, where or str(path))
 
 
 def described_model(raw: bytes, name: str) -> ModelSpec:
@@ -148,7 +149,7 @@ def imported(file: Path, config: dict[str, Any], name: str, otherwise: str) -> M
     kept = cache() / f"{digest(config)}.json"
     if kept.is_file():
         try:
-            return msgspec.structs.replace(read_described(kept), name=name)
+            return msgspec.structs.replace(read_described(kept, str(file)), name=name)
         except PlannerError:
             pass  # of another version: it is made again
     kind = config.get("model_type")
@@ -157,13 +158,13 @@ def imported(file: Path, config: dict[str, Any], name: str, otherwise: str) -> M
         raise PlannerError(f"{file}: model_type", kind, rule, otherwise)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "config.json"
-        copy.write_bytes(msgspec.json.encode(config))
+        copy.write_text(json.dumps(config))  # as Python writes it: the Hub's files have Infinity
         try:
             run_import(copy, kept, name, str(file))
         except PlannerError as error:
             rule = f"is not a family planned here, and {error.rule}"
             raise PlannerError(f"{file}: model_type", kind, rule, otherwise) from None
-    return read_described(kept)
+    return read_described(kept, str(file))
 
 
 def run_import(config: Path, out: Path, name: str, where: str) -> None:

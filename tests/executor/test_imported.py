@@ -25,10 +25,12 @@ from executor.worker.imported.describe import config_of, describe
 from executor.worker.imported.facts import spec_of
 from executor.worker.imported.record import NotDescribed
 from executor.worker.trace.trace import trace
+from planner.basics.errors import PlannerError
 from planner.inventory import Stage, parameters, walk
 from planner.inventory.compute import Compute
-from planner.spec import Layout, ModelSpec, TrainingJob
+from planner.spec import Layout, ModelSpec, TrainingJob, importing
 from planner.spec.huggingface import config_dict
+from planner.spec.huggingface import spec_of as model_spec
 from planner.spec.importing import read_described
 from planner.spec.job import Precision
 from scripts.trace_pairs import planned
@@ -172,3 +174,32 @@ def test_import_writes_a_model_that_the_planner_reads_and_nothing_of_the_folder_
 
 def test_every_type_imported_here_is_one_of_transformers() -> None:
     assert set(IMPORTED) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [(1_000_000_000, "hidden=1000000000: must be from 1"), (0, "cannot build it")]
+)
+def test_sizes_that_cannot_be_are_refused_with_the_file_that_says_them(
+    size: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "config.json"
+
+    with pytest.raises(PlannerError) as refusal:
+        model_spec({"model_type": "olmo2", "hidden_size": size}, file, "mine")
+
+    assert str(file) in refusal.value.sentence
+    assert said in refusal.value.sentence
+
+
+def test_a_model_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    raw = {"model_type": "arcee", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+           "num_attention_heads": 4, "vocab_size": 300, "not_ours": float("inf")}  # fmt: skip
+    first = model_spec(raw, tmp_path / "config.json", "mine")
+    monkeypatch.setattr(importing, "MODULE", "no.such.module")
+
+    assert model_spec(raw, tmp_path / "config.json", "yours") == msgspec.structs.replace(first, name="yours")
+    with pytest.raises(PlannerError, match="is not a family planned here"):
+        model_spec(raw | {"hidden_size": 128}, tmp_path / "config.json", "mine")
+    assert len(list((tmp_path / "meshwright" / "models").iterdir())) == 1

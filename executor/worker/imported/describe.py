@@ -216,4 +216,5 @@ def frozen_like(every: Recorded, model: Any, *, autocast: bool) -> Recorded:
 
 
 def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    first = (str(error).splitlines() or [""])[0].partition(". ")[0]
+    return f"{type(error).__name__}: {first[:160]}"
