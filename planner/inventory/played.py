@@ -18,8 +18,7 @@ from planner.spec.described import INPUT, AutogradStep, ByteCount, Described, Fr
 
 
 def variant_of(compute: Compute) -> str:
-    """The recording for a number format and a device: "mixed" has fp32 weights under autocast, "adapted" 16-bit ones
-    under autocast, "pure" all in 16 bits."""
+    """Which of the recorded VARIANTS a case computes as."""
     device = "cpu" if compute.on_cpu else "cuda"
     if not compute.autocast:
         return f"{'fp32' if compute.element_bytes == 4 else 'pure'}-{device}"

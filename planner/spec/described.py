@@ -15,6 +15,12 @@ SCHEMA = "model/1"
 ByteCount = float | tuple[float, ...]
 """A size as a number of bytes a token, or as the terms of inventory.tensors.Size, with zeros at the end left out."""
 
+FORMATS_RECORDED = ("mixed", "pure", "fp32", "adapted")
+DEVICES_RECORDED = ("cuda", "cpu")
+VARIANTS = tuple(f"{numbers}-{device}" for device in DEVICES_RECORDED for numbers in FORMATS_RECORDED)
+"""Programs that each unit has: number formats ("mixed" has fp32 weights under autocast, "adapted" 16-bit ones under
+autocast, "pure" all in 16 bits) on a GPU and on a CPU."""
+
 INPUT = -1
 """The storage that a unit is given; storage -2 - k is the k-th of those that all layers share."""
 

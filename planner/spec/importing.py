@@ -23,7 +23,7 @@ from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.output import write_whole
 from planner.spec import ModelSpec
-from planner.spec.described import INPUT, SCHEMA, AutogradStep, Described, Free, Give, Program
+from planner.spec.described import INPUT, SCHEMA, VARIANTS, AutogradStep, Described, Free, Give, Program
 from planner.spec.described_file import packed, unpacked
 from planner.spec.model_rules import check_model
 
@@ -86,6 +86,9 @@ def check_described(described: Described, where: str) -> None:
         if unit not in described.units:
             raise PlannerError(f"{where}: units", unit, "is missing", "Make it again: executor import")
     for unit, found in described.units.items():
+        for variant in VARIANTS:
+            if variant not in found.programs:
+                raise PlannerError(f"{where}: {unit}.{variant}", None, "is missing", "Make it again: executor import")
         names = {weight.name for weight in found.weights} | _tied(described, unit)
         for variant, program in found.programs.items():
             for wrong in _wrong(program, names, unit):

@@ -32,6 +32,7 @@ def test_a_described_model_is_estimated_without_torch(tmp_path: Path) -> None:
 
 
 LEADING_NOWHERE = (
+    ('"mixed-cpu"', '"mixed-tpu"', "is missing"),
     ('"reads":[0]', '"reads":[999]', "reads a place that is not there"),
     ('"reads":[0]', '"reads":["no.such.weight"]', "reads a weight that is not there"),
     ('"keeps":[-1]', '"keeps":[999]', "keeps or makes what is not there"),

@@ -16,7 +16,15 @@ from torch import nn
 from executor.worker.imported.programs import POINTS, Recorded, UnitProgram
 from executor.worker.imported.record import NotDescribed, fake_device, is_linear, layers_of, record
 from executor.worker.model.layers import of_layers, without_padding
-from planner.spec.described import Attend, Described, DescribedUnit, DescribedWeight, OtherProduct, Program
+from planner.spec.described import (
+    DEVICES_RECORDED,
+    Attend,
+    Described,
+    DescribedUnit,
+    DescribedWeight,
+    OtherProduct,
+    Program,
+)
 
 VARIANTS: dict[str, tuple[torch.dtype, bool]] = {
     "mixed": (torch.float32, True),
@@ -25,7 +33,7 @@ VARIANTS: dict[str, tuple[torch.dtype, bool]] = {
     "adapted": (torch.bfloat16, True),
 }
 """Format of the weights, and whether autocast is at work."""
-DEVICES = ("cuda", "cpu")
+DEVICES = DEVICES_RECORDED
 LEFT_OUT = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "_name_or_path")
 """Keys of a config.json that name code, or where to fetch it."""
 MOST_LAYERS = 2000
