@@ -26,9 +26,11 @@ from executor.worker.imported.facts import spec_of
 from executor.worker.imported.record import NotDescribed
 from executor.worker.trace.trace import trace
 from planner.basics.errors import PlannerError
+from planner.figures.work import unit_work
 from planner.inventory import Stage, parameters, walk
 from planner.inventory.compute import Compute
-from planner.spec import Layout, ModelSpec, TrainingJob, importing
+from planner.parallelism.case import Case
+from planner.spec import Layout, ModelSpec, TrainingJob, importing, presets
 from planner.spec.huggingface import config_dict
 from planner.spec.huggingface import spec_of as model_spec
 from planner.spec.importing import read_described
@@ -203,3 +205,20 @@ def test_a_model_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(PlannerError, match="is not a family planned here"):
         model_spec(raw | {"hidden_size": 128}, tmp_path / "config.json", "mine")
     assert len(list((tmp_path / "meshwright" / "models").iterdir())) == 1
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral", "qwen3_moe"])
+def test_a_family_by_hand_and_described_computes_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_hand = small(family)
+    model = described(config_dict(by_hand), "pure", monkeypatch)
+    layout = Layout(engine="fsdp2", dp_shard=8, zero_stage=3, micro_batch_size=2)
+    job = TrainingJob(precision="bf16", seq_len=4096)
+    cluster = msgspec.structs.replace(presets.cluster("dgx-h100"), nodes=1)
+    one, other = (
+        unit_work(Case(each, job, layout, cluster, presets.runtime("accelerate-fsdp2"))) for each in (by_hand, model)
+    )
+
+    for unit in one:
+        for direction in ("forward", "backward"):
+            flops, own = getattr(one[unit], direction).flops, getattr(other[unit], direction).flops
+            assert own == pytest.approx(flops, rel=1e-6), (unit, direction)

@@ -72,6 +72,9 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         places["dense"] = min(1, kinds[0] - 1)
     programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *places)}
     names = names_of(whole, path, places, kinds)
+    weights = {unit: weights_of(whole, names[unit]) for unit in programs}
+    if is_tied(whole):
+        weights["embed"] = ()
     found: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
     for device in devices:
         for variant, (dtype, autocast) in VARIANTS.items():
@@ -83,10 +86,11 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
                 key = (unit if unit in ("embed", "tail") else "layer", places.get(unit, 0))
                 made = UnitProgram(every, key, names[unit], frozen)
                 programs[unit][f"{variant}-{device}"] = made.made()
-                found.setdefault(unit, made.products())
+                experts = any(one.use == "expert" for one in weights[unit])
+                found.setdefault(unit, made.products(experts=experts))
     units = {
         unit: DescribedUnit(
-            weights=() if unit == "embed" and is_tied(whole) else weights_of(whole, names[unit]),
+            weights=weights[unit],
             programs=programs[unit],
             attention=found[unit][0],
             products=found[unit][1],

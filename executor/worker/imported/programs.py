@@ -50,6 +50,7 @@ POINTS: tuple[Point, ...] = (
 )
 """Six that the sizes are solved from, and one that they must be exact at."""
 PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward"))
+GROUPED = "_grouped_mm"
 ATTENTION = "_scaled_dot_product"
 
 
@@ -559,8 +560,9 @@ class UnitProgram:
             len(behind),
         )
 
-    def products(self) -> tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]:
-        """Attention and products beside linear modules of the unit's forward."""
+    def products(self, *, experts: bool) -> tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]:
+        """Attention and products beside linear modules of the unit's forward; of grouped ones none where the unit has
+        weights of `experts`, which are multiplied as those are."""
         attention, products = [], []
         for index, op in enumerate(self.base.operations[: self.recorded.forward]):
             if op.unit != self.unit or op.inside:
@@ -568,7 +570,7 @@ class UnitProgram:
             if op.name.startswith(ATTENTION):
                 (_, heads, _, width), (_, kv_heads, _, _), (_, _, _, value) = (one.shape for one in op.inputs[:3])
                 attention.append(Attend(heads, kv_heads, width, value))
-            elif op.name in PRODUCTS:
+            elif op.name in PRODUCTS and not (experts and op.name == GROUPED):
                 products.append(self._product(index))
         return tuple(attention), tuple(products)
 
@@ -578,7 +580,7 @@ class UnitProgram:
             return float(np.prod(op.results[0].shape[:-1]))
 
         op = self.base.operations[index]
-        n, k = op.results[0].shape[-1], op.inputs[-2 if op.name == "_grouped_mm" else 0].shape[-1]
+        n, k = op.results[0].shape[-1], op.inputs[-2 if op.name == GROUPED else 0].shape[-1]
         return OtherProduct(self.recorded.bytes_of(rows, op.name), n, k)
 
     def _unit_of(self, number: int) -> UnitName | None:
