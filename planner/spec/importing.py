@@ -29,6 +29,8 @@ from planner.spec.model_rules import check_model
 
 MODULE = "executor.worker.imported"
 LIMIT_S = 60.0
+MOST_SAID = 90
+"""Characters of what a stranger's code says that are passed on."""
 WRONG = "is no description of a model"
 RECORD = 1
 """Changes when the same model would be described otherwise: files of an earlier number are made again."""
@@ -148,7 +150,7 @@ def _consistent(node: AutogradStep) -> bool:
 
 def imported(file: Path, config: dict[str, Any], name: str, otherwise: str) -> ModelSpec:
     """The description of a config.json whose family is not known here: of an earlier import, or made now. `otherwise`
-    is what to do where it cannot be made."""
+    is what to do where torch is not installed."""
     kept = cache() / f"{digest(config)}.json"
     if kept.is_file():
         try:
@@ -166,7 +168,8 @@ def imported(file: Path, config: dict[str, Any], name: str, otherwise: str) -> M
             run_import(copy, kept, name, str(file))
         except PlannerError as error:
             rule = f"is not a family planned here, and {error.rule}"
-            raise PlannerError(f"{file}: model_type", kind, rule, otherwise) from None
+            fix = "Give its sizes (--layers, --hidden, ...), or see docs/adding-a-model.md"
+            raise PlannerError(f"{file}: model_type", kind, rule, fix) from None
     return read_described(kept, str(file))
 
 
@@ -176,11 +179,11 @@ def run_import(config: Path, out: Path, name: str, where: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        rule = f"takes its own code more than {LIMIT_S:.0f} s to describe"
+        rule = f"its own code takes more than {LIMIT_S:.0f} s to describe it"
         raise PlannerError("model", where, rule, "Plan its sizes: --layers, --hidden, ...") from None
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended without a word"]
-        rule = f"cannot be described by its own code: {lines[-1]}"
+        rule = f"its own code does not describe it: {lines[-1][:MOST_SAID]}"
         raise PlannerError("model", where, rule, "docs/adding-a-model.md says what can be described")
 
 

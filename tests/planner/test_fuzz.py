@@ -14,6 +14,7 @@ SEED, CALLS = 20261122, 400
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_torch")  # an import takes 20 s: tests/executor/test_imported.py has the odd ones
 @pytest.mark.parametrize("part", range(4))
 def test_no_wrong_input_ends_wrongly(part: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

@@ -81,8 +81,8 @@ class Recorded:
                 pairs = zip(shape, shapes[0], strict=False)
                 other = next((one for one, first in pairs if one != first), ("the end", "", ("", 0)))
                 raise NotDescribed(
-                    f"operations differ with batch and length: at batch {point[0]} and length {point[1]} from "
-                    f"{other[0]} in {other[2][0]} {other[2][1]} on"
+                    f"its operations are others at batch {point[0]} and length {point[1]}, from {other[0]} in "
+                    f"{_named(other[2])} on"
                 )
         first = next(event for event in self.base.events if event.kind == "begin")
         before = self.base.events[: self.base.events.index(first)]
