@@ -100,24 +100,24 @@ POSITION_BYTES = 8
 """Of the positions' indices, which a checkpoint of a layer keeps beside its cosines; by hand they are left out."""
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(("variant", "weight_bytes"), [("mixed", 4), ("pure", 2)])
 @pytest.mark.parametrize("family", BY_HAND)
 def test_a_family_by_hand_and_described_holds_the_same(
-    family: str, variant: str, weight_bytes: int, recompute: str, monkeypatch: pytest.MonkeyPatch
+    family: str, variant: str, weight_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_hand = small(family)
     model = described(config_dict(by_hand), variant, monkeypatch)
-    compute = Compute(weight_bytes=weight_bytes, element_bytes=2, autocast=variant == "mixed", recompute=recompute)
     batch, seq = 3, 4096
     whole = Stage(True, True, 0, by_hand.layers)
-    fullest = [
-        max(sum(size.at(batch, seq) for size in moment.live) for moment in walk(one, compute, whole).moments)
-        for one in (by_hand, model)
-    ]
 
     assert parameters(model) == parameters(by_hand)
-    assert fullest[1] - fullest[0] == pytest.approx(POSITION_BYTES * seq if recompute == "full" else 0, abs=1)
+    for recompute, more in (("none", 0), ("full", POSITION_BYTES * seq)):
+        compute = Compute(weight_bytes=weight_bytes, element_bytes=2, autocast=variant == "mixed", recompute=recompute)
+        fullest = [
+            max(sum(size.at(batch, seq) for size in moment.live) for moment in walk(one, compute, whole).moments)
+            for one in (by_hand, model)
+        ]
+        assert fullest[1] - fullest[0] == pytest.approx(more, abs=1), recompute
 
 
 BAD: dict[str, tuple[object, str]] = {
@@ -207,7 +207,7 @@ def test_a_model_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(list((tmp_path / "meshwright" / "models").iterdir())) == 1
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "mixtral"])
 def test_a_family_by_hand_and_described_computes_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     by_hand = small(family)
     model = described(config_dict(by_hand), "pure", monkeypatch)
