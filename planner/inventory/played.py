@@ -14,7 +14,7 @@ from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.tape import GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import ModelSpec
-from planner.spec.described import INPUT, AutogradStep, ByteCount, Described, Free, Give, Make, Program, Step
+from planner.spec.described import INPUT, AutogradStep, ByteCount, Described, Free, Give, Make, Program, Step, head_step
 
 
 def variant_of(compute: Compute) -> str:
@@ -245,7 +245,7 @@ def play_tail(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> tupl
     """What the head reads, and what makes the logits that the loss reads of those that the head gave. Lets go of x."""
     program = program_of(described_of(model), compute, "tail")
     player = Player(tape, compute, described_weights(model, "tail"), x, tape.shared)
-    head = max(place for place, step in enumerate(program.steps) if step.weight)
+    head = head_step(program)
     step = program.steps[head]
     assert step.node is not None and isinstance(step.node.reads[0], int)
     player.run(program.steps[:head])
@@ -271,6 +271,6 @@ def head_weight(model: ModelSpec) -> tuple[Weight, Weight | None]:
     """The weight of the head, and its bias."""
     described = described_of(model)
     program = next(iter(described.units["tail"].programs.values()))
-    step = next(step for step in reversed(program.steps) if step.weight)
+    step = program.steps[head_step(program)]
     weights = {weight.name: weight for weight in described_weights(model, "tail")}
     return weights[step.weight], weights.get(step.bias)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from planner.parallelism.rule import Rule
+from planner.spec.described import Program, head_step
 
 if TYPE_CHECKING:
     from planner.parallelism.case import Case
@@ -49,9 +50,8 @@ def _plain_logits(case: Case) -> bool:
     return not any(after for program in described.units["tail"].programs.values() for after in _after_head(program))
 
 
-def _after_head(program: Any) -> list[str]:
-    last = max(place for place, step in enumerate(program.steps) if step.weight)
-    return [step.op for step in program.steps[last + 1 :] if step.new]
+def _after_head(program: Program) -> list[str]:
+    return [step.op for step in program.steps[head_step(program) + 1 :] if step.new]
 
 
 DESCRIBED: tuple[Rule, ...] = (

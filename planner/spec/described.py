@@ -123,6 +123,11 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     starts_back: int = 0
 
 
+def head_step(program: Program) -> int:
+    """The place of the head among the steps of a tail: its last linear module."""
+    return max(place for place, step in enumerate(program.steps) if step.weight)
+
+
 class DescribedWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A weight of a unit: its name within it, its shape, and how it is used: by a linear module, by grouped products of
     experts (the first dimension counts them), or in another way. `split` is the dimension that the model's own tensor

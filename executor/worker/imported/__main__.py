@@ -19,7 +19,7 @@ def main() -> int:
     """Describe, write, and say what was wrong."""
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "CUDA_VISIBLE_DEVICES": ""}
-    from executor.worker.imported.describe import NotDescribed, config_of, describe
+    from executor.worker.imported.describe import NotDescribed, config_of, describe, first_line
     from executor.worker.imported.facts import spec_of
     from planner.basics import reading
     from planner.basics.errors import PlannerError
@@ -40,8 +40,7 @@ def main() -> int:
     except Exception as error:  # of a stranger's configuration, in code that is not ours
         if os.environ.get("MESHWRIGHT_DEBUG"):
             raise
-        lines = str(error).splitlines() or [""]
-        print(f"its code fails with {type(error).__name__}: {lines[0][:200]}", file=sys.stderr)
+        print(f"its code fails with {first_line(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -6,15 +6,17 @@ Not here: one recording (record.py), or the programs of units (programs.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 import torch
 from torch import nn
 
-from executor.worker.imported.programs import POINTS, Recorded, UnitProgram
+from executor.worker.imported.programs import UnitProgram
 from executor.worker.imported.record import NotDescribed, fake_device, is_linear, layers_of, record
+from executor.worker.imported.recorded import POINTS, Recorded
 from executor.worker.model.layers import of_layers, without_padding
 from planner.spec.described import (
     DEVICES_RECORDED,
@@ -49,7 +51,7 @@ def config_of(raw: dict[str, Any]) -> Any:
     try:
         return AutoConfig.for_model(**{key: value for key, value in raw.items() if key not in LEFT_OUT})
     except Exception as error:
-        raise NotDescribed(f"Transformers cannot read its configuration ({kind}): {_first_line(error)}") from None
+        raise NotDescribed(f"Transformers cannot read its configuration ({kind}): {first_line(error)}") from None
 
 
 def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described:
@@ -71,7 +73,7 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
     if len(kinds) > 1:
         places["dense"] = min(1, kinds[0] - 1)
     programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *places)}
-    names = names_of(whole, path, places, kinds)
+    names = names_of(whole, path, places)
     weights = {unit: weights_of(whole, names[unit]) for unit in programs}
     if is_tied(whole):
         weights["embed"] = ()
@@ -116,7 +118,7 @@ def built(config: Any, dtype: torch.dtype) -> Any:
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     except Exception as error:
-        raise NotDescribed(f"Transformers cannot build it: {_first_line(error)}") from None
+        raise NotDescribed(f"Transformers cannot build it: {first_line(error)}") from None
     model.tie_weights()
     model.config.use_cache = False
     return model.train()
@@ -137,17 +139,17 @@ def _signature(layer: nn.Module) -> tuple[Any, ...]:
     return modules, tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters())
 
 
-def names_of(model: Any, path: str, places: dict[str, int], kinds: Sequence[int]) -> dict[str, dict[str, str]]:
+def names_of(model: Any, path: str, places: dict[str, int]) -> dict[str, dict[str, str]]:
     """By unit, the names of its weights in the small model and in the unit."""
     tied = is_tied(model)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    before = _before_layers(model, path)
+    order = [name for name, _ in model.named_parameters()]
+    before = set(takewhile(lambda name: not name.startswith(f"{path}."), order))
     found: dict[str, dict[str, str]] = {unit: {} for unit in ("embed", "tail", *places)}
-    for name, _ in model.named_parameters():
+    for name in order:
         own = name.removesuffix(".weight").removeprefix(prefix)
         if not name.startswith(f"{path}."):
-            first = before(name)
-            found["embed" if first and not tied else "tail"][name] = own
+            found["embed" if name in before and not tied else "tail"][name] = own
     for unit, index in places.items():
         start = f"{path}.{index}."
         for name, _ in layers_of(model)[1][index].named_parameters():
@@ -164,13 +166,6 @@ def is_tied(model: Any) -> bool:
     """Whether the head's weight is the token table."""
     head = model.get_output_embeddings()
     return head is not None and head.weight is model.get_input_embeddings().weight
-
-
-def _before_layers(model: Any, path: str) -> Any:
-    """Whether a weight is registered before the layers, as what they are given is made of it."""
-    order = [name for name, _ in model.named_parameters()]
-    first = next(place for place, name in enumerate(order) if name.startswith(f"{path}."))
-    return lambda name: order.index(name) < first
 
 
 def weights_of(model: Any, names: dict[str, str]) -> tuple[DescribedWeight, ...]:
@@ -205,8 +200,6 @@ def _is_experts(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 
 def _split(plan: dict[str, str], name: str) -> int | None:
-    import re
-
     pattern = re.sub(r"\.\d+\.", ".*.", name.removesuffix(".weight"))
     style = plan.get(pattern) or plan.get(name)
     return {"colwise": 0, "rowwise": 1, "colwise_gather_output": 0}.get(style or "")
@@ -227,6 +220,7 @@ def frozen_like(every: Recorded, model: Any, *, autocast: bool) -> Recorded:
     return Recorded([record(model, *POINTS[0], autocast=autocast)], every.plain, like=every)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an exception of a stranger's code says, in a few words."""
     first = (str(error).splitlines() or [""])[0].partition(". ")[0]
     return f"{type(error).__name__}: {first[:160]}"

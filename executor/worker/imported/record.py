@@ -49,7 +49,6 @@ class Operation:
     made: list[int]
     inputs: list[TensorSeen]
     results: list[TensorSeen]
-    scalars: tuple[Any, ...]
 
 
 @dataclass(slots=True)
@@ -145,11 +144,8 @@ class ModelRecorder(TorchDispatchMode):
         result = (_grouped if func._opname == "_grouped_mm" else func)(*args, **kwargs)
         made: list[int] = []
         results = [self.see(leaf, made) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        scalars = tuple(leaf for leaf in leaves if isinstance(leaf, (bool, int, float)))
         self.note("op", len(self.found.operations))
-        self.found.operations.append(
-            Operation(func._opname, newest, self.inside, self.unit, made, inputs, results, scalars)
-        )
+        self.found.operations.append(Operation(func._opname, newest, self.inside, self.unit, made, inputs, results))
         return result
 
 

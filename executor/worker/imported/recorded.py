@@ -1,0 +1,196 @@
+"""Recordings of one model at several batches and lengths, taken together: sizes as polynomials, and what died when.
+
+Every size must be exact at a batch and length that the fit did not use. Not here: making recordings (record.py), or
+the program of a unit (programs.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
+
+import numpy as np
+
+from executor.worker.imported.record import (
+    Happening,
+    ModelRecording,
+    NotDescribed,
+    TensorSeen,
+    UnitName,
+)
+from planner.spec.described import ByteCount
+
+Point = tuple[int, int]
+"""(batch, length) of a recording."""
+POINTS: tuple[Point, ...] = (
+    (2, 32),
+    (3, 32),
+    (2, 64),
+    (3, 64),
+    (2, 96),
+    (3, 96),
+    (4, 128),
+)
+"""Six that the sizes are solved from, and one that they must be exact at."""
+
+
+def size_of(points: Sequence[Point], values: Sequence[float], what: Callable[[], str]) -> ByteCount:
+    """Bytes at each point as a polynomial of batch and length."""
+    rows = np.array([(batch * seq, seq, 1.0, batch * seq * seq, batch, seq * seq) for batch, seq in points])
+    found = np.linalg.solve(rows[:6], np.array(values[:6], float))
+    found = np.round(found * 4096) / 4096
+    if not np.allclose(rows @ found, values, rtol=1e-9, atol=0.5):
+        raise NotDescribed(f"the size of {what()} is no polynomial of batch and length: {values} bytes at {points}")
+    terms = [float(one) for one in found]
+    while len(terms) > 1 and terms[-1] == 0:
+        terms.pop()
+    return terms[0] if len(terms) == 1 else tuple(terms)
+
+
+class Recorded:
+    """Recordings with gradients at each of `POINTS`, and one without gradients at the first, which says when variables
+    go out of scope."""
+
+    def __init__(self, runs: Sequence[ModelRecording], plain: ModelRecording, like: Recorded | None = None) -> None:
+        """A single run may be `like` others of the same model, whose tensors tell how those of its sizes grow."""
+        self.like = like
+        self.runs, self.base, self.plain = runs, runs[0], plain
+        shapes = [[(op.name, op.inside, op.unit) for op in run.operations] for run in runs]
+        for point, shape in zip(POINTS, shapes, strict=False):
+            if shape != shapes[0]:
+                pairs = zip(shape, shapes[0], strict=False)
+                other = next((one for one, first in pairs if one != first), ("the end", "", ("", 0)))
+                raise NotDescribed(
+                    f"its operations are others at batch {point[0]} and length {point[1]}, from {other[0]} in "
+                    f"{named(other[2])} on"
+                )
+        first = next(event for event in self.base.events if event.kind == "begin")
+        before = self.base.events[: self.base.events.index(first)]
+        # The last operation before makes the gradient of the logits.
+        self.forward = max(event.what for event in before if event.kind == "op")
+        theirs, ours = _makers(plain, len(plain.operations)), _makers(self.base, self.forward)
+        self.pairs: list[tuple[int, int]] = []
+        self.copies: set[int] = set()
+        """Copies that autograd alone makes of what is written over."""
+        for one in theirs:
+            while ours and self.base.operations[ours[0]].name == "clone" != plain.operations[one].name:
+                self.copies.add(ours.pop(0))
+            if not ours or plain.operations[one].name != self.base.operations[ours[0]].name:
+                name, unit, place = plain.operations[one].name, *plain.operations[one].unit
+                raise NotDescribed(f"{name} in {unit} {place} is there without gradients alone")
+            self.pairs.append((one, ours.pop(0)))
+        for index in self.copies:
+            copy, writes = self.base.operations[index : index + 2]
+            copy.node = writes.node = copy.node - 1
+        for operation in self.base.operations[: self.forward]:
+            after = self.base.nodes.get(operation.node + 1)
+            if operation.name.endswith("_") and after is not None and after.name.endswith("CopySlices"):
+                operation.node += 1  # it wrote to a part of a tensor, and has its node within that
+
+    @cached_property
+    def halves(self) -> tuple[list[Happening], list[Happening]]:
+        """Events of the forward and of the backward."""
+        events = self.base.events
+        first = next(place for place, event in enumerate(events) if event.kind == "begin")
+        return events[:first], events[first:]
+
+    @cached_property
+    def first_operation(self) -> dict[int, int]:
+        """The operation of each autograd node."""
+        found: dict[int, int] = {}
+        for index, operation in enumerate(self.base.operations[: self.forward]):
+            if operation.node in self.base.nodes and index not in self.copies:
+                found.setdefault(operation.node, index)
+        return found
+
+    @cached_property
+    def used(self) -> dict[int, list[int]]:
+        """Which results of each node some other reads, in order."""
+        found: dict[int, set[int]] = {}
+        places = [edge for node in self.base.nodes.values() for edge in node.edges if isinstance(edge, tuple)]
+        places += [
+            event.tensor.place
+            for event in self.halves[0]
+            if isinstance(event.tensor, TensorSeen) and event.tensor.place
+        ]
+        if self.base.logits is not None and self.base.logits.place is not None:
+            places.append(self.base.logits.place)
+        for number, which in places:
+            found.setdefault(number, set()).add(which)
+        return {number: sorted(which) for number, which in found.items()}
+
+    @cached_property
+    def backward_of(self) -> dict[int, list[Happening]]:
+        """Events of each node's backward, from its "begin" to its "end"."""
+        found: dict[int, list[Happening]] = {}
+        current: list[Happening] | None = None
+        for event in self.halves[1]:
+            if event.kind == "begin":
+                current = found[event.what] = []
+            if current is not None:
+                current.append(event)
+            if event.kind == "end":
+                current = None
+        return found
+
+    @cached_property
+    def deaths(self) -> list[tuple[int, UnitName, int]]:
+        """Each storage that dies in the forward: after which operation, in which unit, and which (as the first
+        recording numbers them)."""
+        same: dict[int, int] = {}
+        for theirs, ours in self.pairs:
+            one, other = self.plain.operations[theirs], self.base.operations[ours]
+            for here, there in zip(one.inputs + one.results, other.inputs + other.results, strict=True):
+                same.setdefault(here.storage, there.storage)
+        after, found, at, unit = dict(self.pairs), [], -1, ("embed", 0)
+        layers = max((event.what[1] for event in self.plain.events if event.kind == "leave"), default=0)
+        for event in self.plain.events:
+            if event.kind == "op":
+                at = after.get(event.what, at)
+            elif event.kind == "enter":
+                unit = event.what
+            elif event.kind == "leave":
+                unit = ("gap", event.what[1]) if event.what[1] < layers else ("tail", 0)
+            elif event.kind == "free" and event.what in same:
+                found.append((at, unit, same[event.what]))
+        return found
+
+    def size(self, storage: int) -> ByteCount:
+        """Bytes of a storage."""
+        if self.like is not None:
+            found = self.like.growing.get(self.base.sizes[storage])
+            if found is None:
+                raise NotDescribed(f"{self._maker(storage)} has a size of its own where weights are frozen")
+            return found
+        return size_of(POINTS, [run.sizes[storage] for run in self.runs], lambda: self._maker(storage))
+
+    @cached_property
+    def growing(self) -> dict[int, ByteCount]:
+        """Sizes by the bytes that they are in the first recording; of several those that grow with the tokens alone."""
+        found: dict[int, ByteCount] = {}
+        for storage, size in self.base.sizes.items():
+            if storage not in self.base.weights and not isinstance(found.get(size), float):
+                with suppress(NotDescribed):
+                    found[size] = self.size(storage)
+        return found
+
+    def bytes_of(self, look: Callable[[ModelRecording], float], what: str) -> ByteCount:
+        """A figure of each recording."""
+        return size_of(POINTS, [look(run) for run in self.runs], lambda: what)
+
+    def _maker(self, storage: int) -> str:
+        for operation in self.base.operations:
+            if storage in operation.made:
+                return f"a result of {operation.name} in {operation.unit[0]} {operation.unit[1]} {operation.inside}"
+        return "a tensor"
+
+
+def _makers(run: ModelRecording, stop: int) -> list[int]:
+    """Operations that make storages or write to them: views differ with and without gradients."""
+    return [i for i, op in enumerate(run.operations[:stop]) if op.made or op.name.endswith("_")]
+
+
+def named(unit: UnitName) -> str:
+    """A unit as a refusal calls it."""
+    return f"{unit[0]} {unit[1]}" if unit[0] == "layer" else unit[0]
