@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from planner.basics.arith import Number
 from planner.engines import engine_of
+from planner.figures.flops import attention_flops, matmul_flops, product_operands
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import Attention, KernelCall
 from planner.figures.unitkernels import attention_factors
@@ -46,15 +47,16 @@ def beside(case: Case, unit: str) -> Beside:
     flops: Number = 0.0
     operands: Number = 0.0
     for one in described.units[unit].attention:
-        share = case.model.attended(span) / span
-        attention = attention + (one.width + one.value_width) * one.heads * share * span * case.tokens
+        seen, width = case.model.attended(span), (one.width + one.value_width) * one.heads
+        attention, share = attention + attention_flops(case.tokens, seen, width, 1), seen / span
         call = Attention(sequences, span, one.heads, one.kv_heads, one.width, one.value_width, False, share * longer)
         forward.append(call)
         backward.append(call._replace(backward=True, times=share * longer_back))
     for product in described.units[unit].products:
         rows = size(product.rows).at(batch, seq)
-        flops = flops + 2 * rows * product.n * product.k * product.times
-        operands = operands + rows * (product.n + product.k) + product.n * product.k
+        elements = product.n * product.k
+        flops = flops + matmul_flops(elements, rows) * product.times
+        operands = operands + product_operands(rows, product.n + product.k, elements)
         forward.append(Product(rows, product.n, product.k, product.times))
         backward.append(Product(rows, product.k, product.n, product.times))
         backward.append(Product(product.n, product.k, rows, product.times))

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 
 from planner.basics.arith import Number, is_column
 from planner.engines import engine_of
+from planner.figures.flops import matmul_flops, product_operands
 from planner.figures.unitkernels import product_kernels
-from planner.figures.work import Load, matmul_flops, product_operands
+from planner.figures.work import Load
 from planner.inventory import Weight
 from planner.inventory.names import names_of
 from planner.parallelism.case import LAYERS, Case

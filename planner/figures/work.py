@@ -17,6 +17,7 @@ from planner.engines import engine_of
 from planner.figures.accumulation import added_up_bytes
 from planner.figures.described import beside
 from planner.figures.expertloop import loop_bytes, loop_operations, loop_products
+from planner.figures.flops import attention_flops, backward_flops, matmul_flops, product_operands
 from planner.figures.kernels.step import KernelCall
 from planner.figures.unitkernels import (
     SCORES,
@@ -36,7 +37,6 @@ from planner.parallelism.expert import sent_once, tokens_once
 from planner.parallelism.recompute import recomputed_share, runs_again
 from planner.spec import Kernels, Moe
 
-PALM = "Chowdhery et al. 2022 (PaLM), appendix B: 6P + 12 L h s FLOP a token; causal attention needs half of the second"
 NORM_BYTES = {"eager-fp32": (24, 4), "native": (8, 4), "fused": (4, 2)}
 """(fixed, times the element) bytes a norm moves for each element: eager code casts, squares and scales in fp32."""
 ROTARY_ACCESSES = {"eager": 10, "joined": 12, "fused": 4}
@@ -113,31 +113,6 @@ class Work(msgspec.Struct, frozen=True):
     """The part of the forward that a layer's linear modules have."""
 
 
-@formula(unit="FLOP", source="definition: a multiplication and an addition for each weight element and token")
-def matmul_flops(elements: Number, tokens: Number) -> Number:
-    """One pass of `tokens` through linear modules of `elements` weights: 2 P tokens."""
-    return 2 * elements * tokens
-
-
-@formula(unit="FLOP", source=PALM)
-def attention_flops(tokens: Number, attended: Number, width: Number, layers: Number) -> Number:
-    """Scores and weighted values of one forward pass under a causal mask: half of the full square.
-
-    `width` is the elements a token of queries and of values together, `attended` the keys a query would see without
-    the mask. Flash kernels recompute the scores in backward; that is not counted.
-    """
-    return layers * width * attended * tokens
-
-
-@formula(unit="FLOP", source=PALM)
-def backward_flops(trained: Number, frozen: Number, attention: Number, tokens: Number) -> Number:
-    """Backward of a micro-batch: 4 P tokens where weights are trained, 2 P where they are frozen, attention twice.
-
-    A frozen weight (LoRA's base) needs no gradient, but its input does; the first layer's is counted though spared.
-    """
-    return 2 * matmul_flops(trained, tokens) + matmul_flops(frozen, tokens) + 2 * attention
-
-
 @formula(unit="bytes", source="operands of each element-wise kernel of the model code, read and written once")
 def elementwise_layer_bytes(
     kernels: Kernels,
@@ -164,15 +139,6 @@ def elementwise_layer_bytes(
 def loss_bytes(vocab: Number, tokens: Number, element_bytes: Number, other_bytes: Number) -> Number:
     """Memory traffic of the loss, forward and backward, over the logits of one rank."""
     return tokens * vocab * (other_bytes + 2 * element_bytes)
-
-
-@formula(unit="elements", source="the three matrices of a product (m x k) @ (k x n): mk + kn + mn")
-def product_operands(rows: Number, features: Number, weight_elements: Number) -> Number:
-    """Elements that products read and write: `rows` of inputs and outputs of `features` together, and the weights.
-
-    Products of all experts that a rank has count as one of a number of rows for each expert.
-    """
-    return rows * features + weight_elements
 
 
 def product_elements(case: Case, weight: Weight) -> Number:
