@@ -14,7 +14,7 @@ from planner.engines import engine_of
 from planner.figures.allocator import filled_bytes
 from planner.figures.memory import BATCH_BYTES_PER_TOKEN, device_bytes
 from planner.inventory.walk import kept_by_layer, made_by_tail
-from planner.parallelism.case import LAYERS, Case, StageClass
+from planner.parallelism.case import Case, StageClass
 from planner.parallelism.pipeline import filled_by_chunk
 from planner.parallelism.pipeline import in_flight as in_flight_of
 from planner.spec import Layout
@@ -34,7 +34,7 @@ def bound_lines(case: Case) -> list[tuple[Number, Number]]:
 
     What is kept beside layers, and everything else that comes and goes, is left out.
     """
-    kept = (0.0, 0.0, 0.0) if case.layout.offload_activations else _per_token(case)
+    kept = () if case.layout.offload_activations else _per_token(case)
     lines = [_stage_line(case.at(next(case.stages())), kept)]
     if case.pipelined:
         for stage in _heavier_stages(case):
@@ -61,7 +61,7 @@ def _heavier_stages(case: Case) -> list[StageClass]:
     return stages
 
 
-def _stage_line(case: Case, per_token: tuple[Number, Number, Number]) -> tuple[Number, Number]:
+def _stage_line(case: Case, per_token: tuple[Number, ...]) -> tuple[Number, Number]:
     layout, here = case.layout, case.here
     resident = filled_bytes(case)
     flying: Number = 1
@@ -71,8 +71,8 @@ def _stage_line(case: Case, per_token: tuple[Number, Number, Number]) -> tuple[N
         flying = flying - where((flying >= layout.grad_accum) & (layout.grad_accum > 1), 1, 0)
     kept: Number = 0.0
     if not layout.offload_activations:
-        dense, layer, tail = per_token
-        kept = flying * (here.layers[0] * dense + here.layers[1] * layer)
+        *each, tail = per_token
+        kept = flying * sum(count * one for count, one in zip(here.layers, each, strict=True))
         if here.last and not (here.first and case.pipelined):
             kept = kept + tail
     return resident, (kept + BATCH_BYTES_PER_TOKEN) * case.rank_seq_len
@@ -94,12 +94,11 @@ def _uneven(layout: Layout) -> bool:
     return layout.stage_layers is not None or layout.counted_ends != "none"
 
 
-def _per_token(case: Case) -> tuple[Number, Number, Number]:
+def _per_token(case: Case) -> tuple[Number, ...]:
     """Bytes for each token that a layer of each kind keeps, and that the tail makes beside them; asked once for each
     tensor degree, with and without shards (which may decide the number format) and split experts."""
     layout = case.layout
     engine = engine_of(layout.engine)
-    kinds = LAYERS if case.model.dense_layers else LAYERS[1:]
 
     def of_split(key: float) -> Any:  # a row of the column that is found
         tp, shards, ep = int(key // 4), 1 + int(key // 2) % 2, 1 + int(key) % 2
@@ -109,9 +108,8 @@ def _per_token(case: Case) -> tuple[Number, Number, Number]:
         )  # fmt: skip
         one = Case(case.model, case.job, single, case.cluster, case.runtime)
         asked = one.walked_model, engine.compute(one)
-        kept = [kept_by_layer(*asked, kind).per_token for kind in kinds]
-        return (*[0.0] * (2 - len(kept)), *kept, made_by_tail(*asked).per_token)
+        kept = [kept_by_layer(*asked, kind).per_token if case.whole_repeats[kind] else 0.0 for kind in case.kinds]
+        return (*kept, made_by_tail(*asked).per_token)
 
     found: Any = by_value(of_split, layout.tp * 4 + where(layout.dp_shard > 1, 2, 0) + where(layout.ep > 1, 1, 0))
-    dense, layer, tail = found.T if is_column(found) else found
-    return dense, layer, tail
+    return tuple(found.T if is_column(found) else found)

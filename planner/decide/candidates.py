@@ -113,8 +113,8 @@ def last_stage_seconds(case: Case, floor_s: float, loads: LeastLoads) -> float:
     layout = case.layout
     if layout.pp == 1 or layout.pp_schedule not in ("1f1b", "gpipe") or not loads:
         return 0.0
-    dense, others = case.rank_layers(layout.pp - 1)
-    last = passed_seconds(loads, {"embed": 0, "dense": int(dense), "layer": int(others), "tail": 1})
+    layers = zip(case.kinds, map(int, case.rank_layers(layout.pp - 1)), strict=True)
+    last = passed_seconds(loads, {"embed": 0, **dict(layers), "tail": 1})
     accum = layout.grad_accum
     return layout.pp * (floor_s + (accum - 1) * last / case.cluster.gpus) / accum * (1 - ROUNDING)
 

@@ -26,8 +26,8 @@ from planner.figures.memory import (
     moments_of,
     others_in_flight,
 )
-from planner.inventory import LAYERS, UNITS, Moment, Size, walk
 from planner.inventory import TERMS as WALK_TERMS
+from planner.inventory import Moment, Size, is_layer, walk
 from planner.parallelism.case import Case
 
 SCHEMA = "explain-phase/1"
@@ -147,7 +147,7 @@ def _held_parts(case: Case, at: int, held: Held) -> Iterator[Part]:
     A unit's share is what the term grows by when the unit's weights are there twice. Where shares do not add up to the
     term (a bucket of fixed size, the largest of several), the rest is of all units.
     """
-    there = [unit for unit in UNITS if case.units()[unit] and case.repeats(unit)]
+    there = [unit for unit in case.units() if case.units()[unit] and case.repeats(unit)]
     twice = {unit: list(moments_of(msgspec.structs.replace(case, twice=unit)))[at][1] for unit in there}
     for term in TERMS:
         total = float(held.get(term, 0.0))
@@ -176,7 +176,7 @@ def _walked_parts(case: Case, phase: str, moment: Moment) -> Iterator[Part]:
     apart = case.layout.offload_activations  # what waits in host memory is not a multiple of a layer
     for place, term in enumerate(WALK_TERMS):
         counted = [(IN_FLIGHT, others, walked.kept[place])]
-        counted += [(unit, _finished(case, moment, unit), walked.layer[at][place]) for at, unit in enumerate(LAYERS)]
+        counted += [(unit, _finished(case, moment, unit), each[place]) for unit, each in walked.layer.items()]
         parts = [] if apart else [_walked(case, term, *each) for each in counted]
         rest = moment.live[place]
         for part, (_, count, each) in zip(parts, counted, strict=False):
@@ -191,11 +191,10 @@ def _walked_parts(case: Case, phase: str, moment: Moment) -> Iterator[Part]:
 
 def _finished(case: Case, moment: Moment, unit: str) -> float:
     """Layers of a kind whose forward is over and whose backward has not begun."""
-    dense, others = (int(count) for count in case.here.layers)
     if moment.unit == "embed":
         return 0.0
-    done = moment.layer if moment.unit in LAYERS else dense + others
-    return float(min(done, dense) if unit == LAYERS[0] else max(done - dense, 0))
+    done = case.kind_by_layer[: moment.layer] if is_layer(moment.unit) else case.kind_by_layer
+    return float(done.count(unit))
 
 
 def _walked(case: Case, term: str, unit: str, count: float, each: Size) -> Part:

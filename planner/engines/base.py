@@ -7,7 +7,7 @@ Not here: any engine.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -80,10 +80,10 @@ class Engine(ABC):
     def holder(self, case: Case) -> Holder:
         """What the engine holds at a moment of forward or backward, in the first micro-batch or a later one."""
 
-    def reducing_layers(self, case: Case, moment: Moment, layers: int) -> Iterable[int]:
-        """After how many more layers of backward, of fewer than `layers`, what the engine does with the gradients that
-        `moment` hands on takes memory for a while: at least the first of those where it takes as much. Columns as
-        `holder`."""
+    def reducing_layers(self, case: Case, moment: Moment, layers: Sequence[int]) -> Iterable[int]:
+        """In which of these layers what the engine does with the gradients that they hand on takes memory for a while:
+        at least the first of those where it takes as much. Backward comes to them in this order, and hands gradients on
+        in each as in the first, whose `moment` is given. Columns as `holder`."""
         return ()
 
     @abstractmethod

@@ -11,11 +11,11 @@ from typing import Any
 from planner.basics.arith import Number, ceil_div, is_column, maximum, minimum, where
 from planner.basics.quantities import BYTES
 from planner.engines import engine_of
-from planner.inventory import Compute, Weight, devices, ends, narrow, optimizers, unit_weights
+from planner.inventory import Compute, Weight, devices, ends, is_layer, narrow, optimizers, unit_weights
 from planner.inventory.attention import has_scores
 from planner.inventory.narrow import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
 from planner.parallelism import context, expert, pipeline, tensor
-from planner.parallelism.case import LAYERS, UNITS, Case, once_a_unit
+from planner.parallelism.case import Case, once_a_unit
 from planner.parallelism.collectives import Call, ideal_call, merged
 from planner.parallelism.recompute import regathers
 from planner.parallelism.rule import Rule
@@ -128,7 +128,7 @@ def trained_element_bytes(case: Case, unit: str) -> float:
     """Bytes an element of what is trained of a unit takes: adapters are in layers, whole copies beside them."""
     if case.lora is None:
         return base_weight_bytes(case)
-    return adapter_bytes(case) if unit in LAYERS else copy_bytes(case)
+    return adapter_bytes(case) if is_layer(unit) else copy_bytes(case)
 
 
 def trained_states(case: Case) -> StateBytes:
@@ -207,7 +207,7 @@ def sent_elements(case: Case) -> Number:
 
 def updated(case: Case, *, sharded: bool) -> optimizers.UpdateUnits:
     """The trained tensors as the optimizer sees them: whole, or split on dim 0 over the ranks that share them."""
-    return [(_updated(case, unit, sharded), case.repeats(unit)) for unit in UNITS]
+    return [(_updated(case, unit, sharded), case.repeats(unit)) for unit in case.units()]
 
 
 @once_a_unit
@@ -219,12 +219,12 @@ def _tensor(case: Case, weight: Weight, sharded: bool) -> optimizers.TrainedTens
     shards = case.shards(weight) if sharded else 1
     beside = case.lora is not None and not weight.adapter
     own = copy_bytes(case) if is_copy(case, weight) else base_weight_bytes(case) if beside else None
-    return optimizers.TrainedTensor(weight.shape, padded(weight, shards) / shards, shards, weight.unit in LAYERS, own)
+    return optimizers.TrainedTensor(weight.shape, padded(weight, shards) / shards, shards, is_layer(weight.unit), own)
 
 
 def moments(case: Case, *, sharded: bool) -> Number:
     """Bytes of the optimizer's states on a rank."""
-    return sum(case.repeats(unit) * size for unit in UNITS for size in _state_bytes(case, unit, sharded)) + 0.0
+    return sum(case.repeats(unit) * size for unit in case.units() for size in _state_bytes(case, unit, sharded)) + 0.0
 
 
 @once_a_unit
@@ -416,7 +416,7 @@ def _pipeline_calls(case: Case) -> list[Call]:
 
 def _layers(case: Case) -> Iterator[tuple[str, Number]]:
     """Units that repeat and how often, those that there are on this stage."""
-    for unit in LAYERS:
+    for unit in case.kinds:
         count = case.repeats(unit)
         if is_column(count) or count:
             yield unit, count

@@ -23,7 +23,7 @@ from planner.engines.common import (
 from planner.inventory import Compute, Moment
 from planner.inventory.ends import first_weights
 from planner.parallelism import data
-from planner.parallelism.case import UNITS, Case, once
+from planner.parallelism.case import Case, once
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
 from planner.parallelism.zero import grad_state_bytes
@@ -71,7 +71,7 @@ def finished_bytes(case: Case, moment: Moment) -> Number:
 def _finished(case: Case, moment: Moment, each: Callable[[str], float]) -> Number:
     if moment.phase != "backward" or moment.unit == "loss":
         return 0
-    sizes = {unit: case.elements(unit, trainable=True) * each(unit) for unit in UNITS}
+    sizes = {unit: case.elements(unit, trainable=True) * each(unit) for unit in case.units()}
     made_with_the_head = sizes["tail"] - late_elements(case) * each("tail")
     return moment.unit_grads * each(moment.unit) + case.done(moment, sizes | {"tail": made_with_the_head})
 

@@ -11,7 +11,7 @@ micro-batch (`set_norm_for_param_grad_in_gpu`); it was 0.2 % of the peak in one 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -54,7 +54,7 @@ from planner.inventory import Compute, Moment, optimizers
 from planner.inventory.mlp import parameters_of
 from planner.inventory.packaged import is_part
 from planner.parallelism import zero
-from planner.parallelism.case import LAYERS, Case, once
+from planner.parallelism.case import Case, once
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
 from planner.parallelism.zero import whole_bytes
@@ -391,7 +391,7 @@ def _step_temporaries(case: Case, elements: Number) -> Number:
     settings, master = case.job.optimizer, states(case).master or states(case).weight
     seen: optimizers.UpdateUnits = [([optimizers.flat(elements)], 1)]
     if settings.name == "muon":
-        matrices = [w for unit in LAYERS for w in case.units()[unit] if w.trainable and len(w.shape) >= 2]
+        matrices = [w for unit in case.kinds for w in case.units()[unit] if w.trainable and len(w.shape) >= 2]
         rest = optimizers.flat(elements * left_to_adamw(case))
         seen = [([optimizers.TrainedTensor(w.shape, w.elements) for w in matrices], 1), ([rest], 1)]
     return optimizers.temporaries(settings, seen, master, implementation(case))
@@ -506,7 +506,7 @@ class Deepspeed(Engine):
         stay = self.resident(case)
         return deepspeed_stage3.holder(case, stay) if _at_stage3(case) else holder(case, stay)
 
-    def reducing_layers(self, case: Case, moment: Moment, layers: int) -> Iterable[int]:
+    def reducing_layers(self, case: Case, moment: Moment, layers: Sequence[int]) -> Iterable[int]:
         """Those where a gradient does not fit into the bucket, which goes first."""
         if case.layout.zero_stage <= 1:  # buckets go when backward is over
             return ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
+from itertools import accumulate
 
 from planner.basics.arith import Number, by_value, ceil_div, maximum
 from planner.basics.quantities import BYTES
@@ -24,9 +25,9 @@ from planner.engines.common import (
     whole_weight_bytes,
 )
 from planner.engines.ddp import finished_elements
-from planner.inventory import Moment, optimizers
+from planner.inventory import Moment, is_layer, optimizers
 from planner.parallelism import zero
-from planner.parallelism.case import LAYERS, UNITS, Case, once
+from planner.parallelism.case import Case, once
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import accepts
 from planner.parallelism.zero import StateBytes, moment_bytes
@@ -79,7 +80,7 @@ def left_to_adamw(case: Case) -> Number:
     hidden = sum(
         times * weight.elements
         for times, weight in case.counted()
-        if weight.unit in LAYERS and weight.trainable and len(weight.shape) >= 2
+        if is_layer(weight.unit) and weight.trainable and len(weight.shape) >= 2
     )
     return 1 - hidden / case.total(trainable=True)
 
@@ -110,10 +111,8 @@ def narrowed_bytes(case: Case) -> Number:
 @once
 def trained_sizes(case: Case) -> tuple[int, ...]:
     """Elements of every trained weight of this rank, in forward order (numbers, not columns)."""
-    found: list[int] = []
-    for unit in UNITS:  # a unit's sizes once, not once a layer
-        found += [weight.elements for weight in case.units()[unit] if weight.trainable] * int(case.repeats(unit))
-    return tuple(found)
+    each = {unit: [one.elements for one in weights if one.trainable] for unit, weights in case.units().items()}
+    return tuple(elements for unit in case.unit_by_unit() for elements in each[unit])
 
 
 def bucket_count(case: Case, forward_order: bool) -> Number:
@@ -168,19 +167,27 @@ def _flush_at(reductions: Sequence[tuple[int, int]], finished: int, in_flight: i
     return place if place < len(reductions) - 1 and reductions[place][0] < finished + in_flight else None
 
 
-def flushing_layers(case: Case, moment: Moment, layers: int, kinds: Sequence[Hashable]) -> list[int]:
-    """After how many more layers, of fewer than `layers`, a bucket goes as this moment of a layer's backward hands
+def flushing_layers(case: Case, moment: Moment, layers: Sequence[int], kinds: Sequence[Hashable]) -> list[int]:
+    """In which of these layers, the moment's own first, a bucket goes as such a moment of their backward hands
     gradients on: the first of each kind. `kinds` has one for each of `flushes`, equal where as much memory is taken.
 
     Weights fill buckets whatever layer they are of, so the buckets of each layer may go at other moments.
     """
-    start, each = int(finished_elements(case, moment)), int(case.elements(moment.unit, trainable=True))
+    start, before = int(finished_elements(case, moment)), _trained_before(case)
     reductions, found = flushes(case, False), dict[Hashable, int]()
-    for passed in range(layers):
-        place = _flush_at(reductions, start + passed * each, moment.in_flight)
+    for layer in layers:
+        passed = before[moment.layer + 1] - before[layer + 1]
+        place = _flush_at(reductions, start + passed, moment.in_flight)
         if place is not None:
-            found.setdefault(kinds[place], passed)
+            found.setdefault(kinds[place], layer)
     return list(found.values())
+
+
+@once
+def _trained_before(case: Case) -> tuple[int, ...]:
+    """Trained elements of the layers before each of the stage, and of all of them."""
+    each = {kind: int(case.elements(kind, trainable=True)) for kind in case.kinds}
+    return tuple(accumulate((each[kind] for kind in case.kind_by_layer), initial=0))
 
 
 def with_terms(held: Held, more: Held) -> Held:

@@ -30,7 +30,7 @@ from planner.inventory.ends import first_weights
 from planner.inventory.narrow import CODE_BYTES, nf4_state_bytes, storage_bytes
 from planner.inventory.units import COPY
 from planner.parallelism import zero
-from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.case import Case
 from planner.parallelism.zero import StateBytes, padded_elements, whole_bytes
 
 CONTROL_BYTES = 1024
@@ -160,7 +160,7 @@ def _layer_elements(case: Case) -> dict[str, tuple[float, float]]:
     """Elements of a layer's trained and frozen weights, 4-bit ones as what is gathered of them."""
     found: dict[str, tuple[float, float]] = {}
     codes = CODE_BYTES / states(case).weight
-    for unit in LAYERS:
+    for unit in case.kinds:
         weights = case.units()[unit]
         trained = sum(weight.elements for weight in weights if weight.trainable)
         frozen = [weight for weight in weights if not weight.trainable]

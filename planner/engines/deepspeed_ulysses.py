@@ -8,7 +8,7 @@ sequence/layer.py. Not here: ZeRO (deepspeed.py), or what the exchanges hold (in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -19,7 +19,7 @@ from planner.engines.common import parallel_calls, parallel_ideal
 from planner.engines.deepspeed_common import BUCKETS, NO_REPLICAS, SPLIT_MODELS
 from planner.engines.deepspeed_stage3 import CONTROL_BYTES
 from planner.inventory import Compute, Moment
-from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.case import Case
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
 from planner.parallelism.technique_rules import CONTEXT
@@ -40,7 +40,7 @@ def _positions(case: Case) -> list[Call]:
     row = case.job.seq_len * POSITION_BYTES
     if row < CONTROL_BYTES:
         return []
-    times = sum(case.repeats(unit) for unit in LAYERS) * case.layout.grad_accum
+    times = sum(case.repeats(unit) for unit in case.kinds) * case.layout.grad_accum
     phases = ("forward", "backward") if case.layout.recompute in ("attention", "full") else ("forward",)
     return [Call("all_gather", "cp", "layer", phase, times, row * times) for phase in phases]
 
@@ -132,7 +132,7 @@ class DeepspeedUlysses(Engine):
         """ZeRO's, over all ranks."""
         return ZERO.holder(zero(case))
 
-    def reducing_layers(self, case: Case, moment: Moment, layers: int) -> Iterable[int]:
+    def reducing_layers(self, case: Case, moment: Moment, layers: Sequence[int]) -> Iterable[int]:
         """ZeRO's, over all ranks."""
         return ZERO.reducing_layers(zero(case), moment, layers)
 

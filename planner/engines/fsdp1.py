@@ -22,9 +22,9 @@ from planner.engines.base import Call, Held, Holder, Pools
 from planner.engines.common import MIXED, optimizer_temporaries, packed, padded, trained_states
 from planner.engines.common import stored_weight_bytes as stored_bytes
 from planner.engines.fsdp2 import UnitSizes
-from planner.inventory import Moment, Weight
+from planner.inventory import Moment, Weight, is_layer
 from planner.inventory.narrow import nf4_state_bytes
-from planner.parallelism.case import LAYERS, UNITS, Case
+from planner.parallelism.case import Case
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
 from planner.parallelism.zero import sharded_bytes
@@ -37,7 +37,7 @@ def own_units(case: Case) -> bool:
 
 def _joined(unit: str) -> tuple[str, ...]:
     """The units whose weights one flat parameter joins with this one's."""
-    return (unit,) if unit in LAYERS else ("embed", "tail")
+    return (unit,) if is_layer(unit) else ("embed", "tail")
 
 
 def _flat(case: Case, unit: str) -> list[Weight]:
@@ -156,7 +156,7 @@ class Fsdp1(fsdp2.Fsdp2):
 
     def units(self, case: Case) -> UnitSizes:
         """FSDP2's, where NO_SHARD gathers nothing."""
-        made = {unit: gathered(case, unit) for unit in UNITS}
+        made = {unit: gathered(case, unit) for unit in case.units()}
         return msgspec.structs.replace(super().units(case), gathered=made)
 
     def kept_gathered(self, case: Case) -> Number:
@@ -185,7 +185,7 @@ class Fsdp1(fsdp2.Fsdp2):
         """The shards with their gradients and moments; nothing but scales where they are on the host."""
         if fsdp2.offloads(case):
             return self.resident(case)
-        grads = sum(case.repeats(unit) * gradient_shard(case, unit) for unit in UNITS) + 0.0
+        grads = sum(case.repeats(unit) * gradient_shard(case, unit) for unit in case.units()) + 0.0
         made = optimizer_temporaries(case, trained_states(case).weight, sharded=True)
         return self.resident(case) | {"grads": grads, "temporaries": made}
 
@@ -199,18 +199,18 @@ class Fsdp1(fsdp2.Fsdp2):
         root, stay = _root(units), self.resident(case)
         keeps = not case.layout.reshard_after_forward
         waits = self.holds_whole(case)
-        shards = {unit: gradient_shard(case, unit) for unit in UNITS}
-        whole = sum(case.repeats(unit) * units.scattered[unit] for unit in UNITS) + 0.0
-        all_shards = sum(case.repeats(unit) * shards[unit] for unit in UNITS) + 0.0
+        shards = {unit: gradient_shard(case, unit) for unit in case.units()}
+        whole = sum(case.repeats(unit) * units.scattered[unit] for unit in case.units()) + 0.0
+        all_shards = sum(case.repeats(unit) * shards[unit] for unit in case.units()) + 0.0
         layers = units.up_to(units.layers - 1)
         element = fsdp2.grad_element_bytes(case)
         head = case.elements("tail", trainable=True) * element
 
         def weights(moment: Moment, later: bool) -> Number:
-            own = units.gathered[moment.unit] if moment.unit in LAYERS else 0.0
+            own = units.gathered[moment.unit] if is_layer(moment.unit) else 0.0
             if keeps:
                 # Under no_sync nothing is freed after backward either (_should_free_in_backward).
-                reached = units.up_to(moment.layer) if moment.unit in LAYERS else layers * (moment.unit != "embed")
+                reached = units.up_to(moment.layer) if is_layer(moment.unit) else layers * (moment.unit != "embed")
                 still = waits if later or moment.phase == "backward" else False
                 return root + where(still, layers, reached)
             if moment.phase == "forward" or moment.unit == "embed" or moment.layer == 0:
@@ -222,9 +222,9 @@ class Fsdp1(fsdp2.Fsdp2):
                 return where(waits, whole, all_shards) if later else 0.0
             # The flat gradient is made when the last of a unit's gradients is there: the root's wait for the
             # embedding's.
-            at_work = where(moment.begun, units.scattered[moment.unit], 0.0) if moment.unit in LAYERS else 0.0
+            at_work = where(moment.begun, units.scattered[moment.unit], 0.0) if is_layer(moment.unit) else 0.0
             at_work = at_work + (head if moment.unit != "tail" else 0.0)
-            if moment.unit not in LAYERS:
+            if not is_layer(moment.unit):
                 at_work = at_work + (moment.unit_grads + moment.in_flight) * element
             done = case.done(moment, units.scattered | {"tail": 0.0})
             done_shards = case.done(moment, shards | {"tail": 0.0})
@@ -245,15 +245,13 @@ class Fsdp1(fsdp2.Fsdp2):
         What wrapping left is refilled by training's large tensors alone: small gradients and moments come beside it.
         """
         units = self.units(case)
-        layer = units.gathered["layer" if units.layers > units.dense else "dense"]
+        layer = units.gathered[units.last]
         root, ahead = _root(units), 1 if own_units(case) else 2
         in_use = root + ahead * layer if case.layout.reshard_after_forward else units.all_gathered
         own = in_use + layer if case.layout.reshard_after_forward else in_use
         if fsdp2.offloads(case):  # shards are copied in on a third stream
-            copies = {unit: fsdp2.unit_weight_shards(case, unit) for unit in UNITS}
-            own = (
-                own + copies["embed"] + copies["tail"] + 2 * copies["layer" if units.layers > units.dense else "dense"]
-            )
+            copies = {unit: fsdp2.unit_weight_shards(case, unit) for unit in case.units()}
+            own = own + copies["embed"] + copies["tail"] + 2 * copies[units.last]
         return Pools(in_use, own, sum(self.load(case).values()) + _small(case))
 
     def collectives(self, case: Case) -> list[Call]:
@@ -266,8 +264,8 @@ class Fsdp1(fsdp2.Fsdp2):
         kept = not layout.reshard_after_forward and not layout.sync_each_micro_batch
         rounds = once if kept else layout.grad_accum
         calls: list[Call] = []
-        for unit in ("root", *(one for one in LAYERS if case.units()[one])):
-            in_layers, parts = unit in LAYERS, _joined(unit)
+        for unit in ("root", *(one for one in case.kinds if case.units()[one])):
+            in_layers, parts = is_layer(unit), _joined(unit)
             times: Number = case.repeats(unit) if in_layers else 1
             apart: Number = _apart(case, parts)
             send = partial(Call, unit=unit, overlappable=in_layers and case.has_streams)

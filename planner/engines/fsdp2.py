@@ -31,48 +31,54 @@ from planner.engines.common import (
     trained_states,
 )
 from planner.engines.ddp import late_elements, waiting_elements
-from planner.inventory import Compute, Moment, Weight
+from planner.inventory import Compute, Moment, Weight, is_layer
 from planner.inventory.narrow import CODE_BYTES
 from planner.inventory.optimizers import BITSANDBYTES_8BIT, NEWTON_SCHULZ_STEPS
 from planner.parallelism import zero
-from planner.parallelism.case import LAYERS, UNITS, Case, once, once_a_unit
+from planner.parallelism.case import Case, once, once_a_unit
 from planner.parallelism.collectives import ideal_call
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
 
 
 class UnitSizes(msgspec.Struct, frozen=True):
-    """Bytes of each unit's gathered weights and whole gradients, and the order units come in."""
+    """Bytes of each unit's gathered weights and whole gradients, and the kind of each layer."""
 
     gathered: dict[str, Number]
     scattered: dict[str, Number]
-    dense: int
-    layers: int
+    kinds: tuple[str, ...]
+
+    @property
+    def layers(self) -> int:
+        """How many there are."""
+        return len(self.kinds)
+
+    @property
+    def last(self) -> str:
+        """The kind of the last layer."""
+        return self.kinds[-1]
 
     def before(self, moment: Moment) -> str:
         """The unit that runs just before this one in forward, and after it in backward."""
-        if moment.unit in LAYERS:
-            return self._kind(moment.layer - 1) if moment.layer > 0 else "embed"
-        return self._kind(self.layers - 1)
+        if is_layer(moment.unit):
+            return self.kinds[moment.layer - 1] if moment.layer > 0 else "embed"
+        return self.last
 
     def after(self, moment: Moment) -> str:
         """The unit that runs just after this one in forward, and before it in backward."""
-        if moment.unit in LAYERS:
-            return self._kind(moment.layer + 1) if moment.layer < self.layers - 1 else "tail"
-        return self._kind(0)
+        if is_layer(moment.unit):
+            return self.kinds[moment.layer + 1] if moment.layer < self.layers - 1 else "tail"
+        return self.kinds[0]
 
     def up_to(self, layer: int) -> Number:
         """Gathered weights of the first layers, this one included."""
-        dense = min(layer + 1, self.dense)
-        return dense * self.gathered["dense"] + (layer + 1 - dense) * self.gathered["layer"]
+        reached = self.kinds[: layer + 1]
+        return sum(reached.count(kind) * self.gathered[kind] for kind in dict.fromkeys(reached)) + 0.0
 
     @property
     def all_gathered(self) -> Number:
         """Gathered weights of the whole stage."""
         return self.gathered["embed"] + self.up_to(self.layers - 1) + self.gathered["tail"]
-
-    def _kind(self, layer: int) -> str:
-        return "dense" if layer < self.dense else "layer"
 
 
 Communication = Callable[[UnitSizes, Moment], tuple[Number, Number]]
@@ -91,7 +97,7 @@ def resharded(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     if moment.unit == "tail":
         return tail, units.gathered[units.before(moment)]  # the last layer's gather has begun
     own = units.gathered[moment.unit]
-    if moment.unit in LAYERS:
+    if is_layer(moment.unit):
         return own, units.gathered[units.before(moment)] + units.scattered[units.after(moment)]
     return own, units.scattered[units.after(moment)]
 
@@ -101,7 +107,7 @@ def table_in_root(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     tail = units.gathered["tail"]
     if moment.unit == "embed":
         return tail, tail if moment.phase == "forward" else units.scattered[units.after(moment)]
-    in_layer = moment.unit in LAYERS
+    in_layer = is_layer(moment.unit)
     layer = units.gathered[moment.unit if in_layer else units.before(moment)]
     if moment.phase == "forward":
         # The tail needs no gather of its own, so the last layer's output is not replaced.
@@ -126,7 +132,7 @@ def kept(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     embed, tail = units.gathered["embed"], units.gathered["tail"]
     if moment.unit == "embed":
         return embed, embed if moment.phase == "forward" else units.scattered[units.after(moment)]
-    if moment.unit in LAYERS:
+    if is_layer(moment.unit):
         buckets = (
             units.gathered[moment.unit] + _gathered_before(units, moment)
             if moment.phase == "forward"
@@ -142,9 +148,9 @@ def kept_with_table(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     gathered, buckets = table_in_root(units, moment)
     if moment.unit == "embed":
         return gathered, buckets
-    layer = moment.layer if moment.unit in LAYERS else units.layers - 1
+    layer = moment.layer if is_layer(moment.unit) else units.layers - 1
     if moment.phase == "backward":
-        last = moment.unit not in LAYERS or layer == units.layers - 1
+        last = not is_layer(moment.unit) or layer == units.layers - 1
         buckets = 0.0 if last else units.scattered[units.after(moment)]
     return units.gathered["tail"] + units.up_to(layer), buckets
 
@@ -228,7 +234,7 @@ def unit_weight_shards(case: Case, unit: str) -> Number:
 @once
 def weight_shards(case: Case) -> Number:
     """Bytes of all weights' shards on a rank, as stored."""
-    return sum(case.repeats(unit) * unit_weight_shards(case, unit) for unit in UNITS) + 0.0
+    return sum(case.repeats(unit) * unit_weight_shards(case, unit) for unit in case.units()) + 0.0
 
 
 @once_a_unit
@@ -243,7 +249,10 @@ def unit_shards(case: Case, unit: str, element_bytes: float) -> Number:
 
 def trained_shards(case: Case) -> Number:
     """Bytes on a rank of all trained weights' shards in their own formats, and of their gradients once reduced."""
-    return sum(case.repeats(unit) * unit_shards(case, unit, trained_element_bytes(case, unit)) for unit in UNITS) + 0.0
+    return (
+        sum(case.repeats(unit) * unit_shards(case, unit, trained_element_bytes(case, unit)) for unit in case.units())
+        + 0.0
+    )
 
 
 def offloads(case: Case) -> bool:
@@ -266,7 +275,7 @@ def _muon_calls(case: Case) -> list[Call]:
     if case.job.optimizer.name != "muon":
         return []
     found: dict[tuple[str, str], tuple[Number, Number]] = {}
-    for unit in LAYERS:
+    for unit in case.kinds:
         for weight in (weight for weight in case.units()[unit] if weight.trainable and len(weight.shape) == 2):
             rows, columns = weight.shape
             tall = where(rows > columns, 1, 0)
@@ -285,7 +294,7 @@ def _muon_calls(case: Case) -> list[Call]:
 
 def _by_axis(case: Case) -> Iterator[tuple[str, str, list[Weight]]]:
     """(unit, axis, weights): experts are sharded over ranks of their own where they are split."""
-    for unit in UNITS:
+    for unit in case.units():
         by_axis: dict[str, list[Weight]] = {}
         for weight in case.units()[unit]:
             by_axis.setdefault(case.shard_axis(weight), []).append(weight)
@@ -301,9 +310,9 @@ def _grads(case: Case, units: UnitSizes, hold_whole: Number) -> Callable[[Moment
     """Sharded gradients of the units that are done, whole ones of the unit at work, and what accumulation keeps."""
     # Reduced gradients leave the device when their weights are offloaded.
     stays = 0.0 if offloads(case) else 1.0
-    shards = {unit: unit_shards(case, unit, stays * trained_element_bytes(case, unit)) for unit in UNITS}
-    whole = sum(case.repeats(unit) * units.scattered[unit] for unit in UNITS) + 0.0
-    all_shards = sum(case.repeats(unit) * shards[unit] for unit in UNITS) + 0.0
+    shards = {unit: unit_shards(case, unit, stays * trained_element_bytes(case, unit)) for unit in case.units()}
+    whole = sum(case.repeats(unit) * units.scattered[unit] for unit in case.units()) + 0.0
+    all_shards = sum(case.repeats(unit) * shards[unit] for unit in case.units()) + 0.0
 
     def grads(moment: Moment, later: bool) -> Number:
         if moment.phase == "forward" or moment.unit == "loss":
@@ -371,15 +380,14 @@ class Fsdp2(Engine):
     def units(self, case: Case) -> UnitSizes:
         """The units in order, each with the bytes of its gathered weights and of its whole gradient."""
         return UnitSizes(
-            {unit: gathered(case, unit) for unit in UNITS},
-            {unit: self.gradient(case, unit) for unit in UNITS},
-            int(case.repeats("dense")),
-            int(case.repeats("dense") + case.repeats("layer")),
+            {unit: gathered(case, unit) for unit in case.units()},
+            {unit: self.gradient(case, unit) for unit in case.units()},
+            case.kind_by_layer,
         )
 
     def kept_gathered(self, case: Case) -> Number:
         """Bytes of the weights that stay gathered where none are resharded after forward."""
-        return sum(case.repeats(unit) * gathered(case, unit) for unit in LAYERS) + 0.0
+        return sum(case.repeats(unit) * gathered(case, unit) for unit in case.kinds) + 0.0
 
     def compute(self, case: Case) -> Compute:
         """With bf16 the gathered weights are 16-bit (parameter dtype), so the code computes as in pure-bf16."""
@@ -409,7 +417,7 @@ class Fsdp2(Engine):
         if not case.layout.reshard_after_forward:
             held["gathered"] = self.kept_gathered(case)
         if not self.reduces_each(case):
-            whole = sum(case.repeats(unit) * self.gradient(case, unit) for unit in UNITS) + 0.0
+            whole = sum(case.repeats(unit) * self.gradient(case, unit) for unit in case.units()) + 0.0
             held["grads"] = where(case.layout.grad_accum > 1, whole, in_shape_of(whole))
         return held
 
@@ -428,9 +436,9 @@ class Fsdp2(Engine):
         """Shards, the gathered unit, the gathers and reductions under way, and gradients whole or sharded."""
         units, whole = self.units(case), self.holds_whole(case)
         gather, grads, stay = self.communication(case), _grads(case, units, whole), self.resident(case)
-        unreduced = msgspec.structs.replace(units, scattered=dict.fromkeys(UNITS, 0.0))
+        unreduced = msgspec.structs.replace(units, scattered=dict.fromkeys(case.units(), 0.0))
         # An offloaded shard is on the device while its unit's gather copies it in.
-        fetched = {unit: unit_weight_shards(case, unit) if offloads(case) else 0.0 for unit in UNITS}
+        fetched = {unit: unit_weight_shards(case, unit) if offloads(case) else 0.0 for unit in case.units()}
 
         def held(moment: Moment, later: bool) -> Held:
             weights, buckets = gather(units, moment)

@@ -18,7 +18,7 @@ from planner.engines.model_parallel import OWN_STEP, STAGES, ModelParallel, stat
 from planner.inventory import Moment
 from planner.inventory.narrow import RECIPES
 from planner.parallelism import pipeline, tensor
-from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.case import Case
 from planner.parallelism.recompute import regathers
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import COMMON, NARROW_PRODUCTS, accepts, reads_only
@@ -55,7 +55,7 @@ def dummy_bytes(case: Case) -> Number:
         return 0.0
     kept = {
         (weight.name, weight.shape): weight.elements / (weight.shape[0] if weight.expert else 1)
-        for unit in LAYERS
+        for unit in case.kinds
         if case.repeats(unit)
         for weight in case.units()[unit]
         if len(weight.shape) > 1
@@ -177,7 +177,7 @@ class Megatron(ModelParallel):
         (Megatron's own module) is an unread one."""
         held = self.resident(case) | {"buckets": dummy_bytes(case)}
         element = states(case).weight
-        transient = ("embed", "tail", "layer", "dense") if own_modules(case) else ("embed", "tail")
+        transient = ("embed", "tail", *case.kinds) if own_modules(case) else ("embed", "tail")
         # The walk adds the head's gradient of a tied table to the lookup's; here it is in the buffer already.
         share = 0.5 if case.walked_model.tied else 1.0
 

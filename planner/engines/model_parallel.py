@@ -15,10 +15,10 @@ from planner.basics.arith import Number, ceil_div
 from planner.basics.quantities import BYTES
 from planner.engines.base import Call, Engine, Held
 from planner.engines.common import parallel_calls, parallel_compute
-from planner.inventory import Compute, Weight, narrow
+from planner.inventory import Compute, Weight, is_layer, narrow
 from planner.inventory.mlp import is_router
 from planner.parallelism import zero
-from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.case import Case
 from planner.parallelism.collectives import ideal_call, merged
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import accepts
@@ -43,7 +43,7 @@ def either_order(case: Case) -> bool:
 
 def is_narrowed(case: Case, weight: Weight) -> bool:
     """Whether products read the weight in 8 or 4 bits: the layers' linear modules, experts too; no router."""
-    return case.job.narrows and weight.unit in LAYERS and len(weight.shape) > 1 and not is_router(weight, case.model)
+    return case.job.narrows and is_layer(weight.unit) and len(weight.shape) > 1 and not is_router(weight, case.model)
 
 
 def held_bytes(case: Case, weight: Weight) -> float:

@@ -20,7 +20,7 @@ from planner.engines.ddp import finished_elements
 from planner.engines.model_parallel import OWN_STEP, STAGES, ModelParallel, states
 from planner.inventory import Moment
 from planner.parallelism import tensor
-from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.case import Case
 from planner.parallelism.recompute import regathers
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import COMMON, accepts, reads_only, splits_only
@@ -110,7 +110,7 @@ class Nanotron(ModelParallel):
         _RowLinearAsyncCommunication)."""
         if not case.layout.sequence_parallel:
             return 0.0
-        layers = sum(case.repeats(unit) for unit in LAYERS)
+        layers = sum(case.repeats(unit) for unit in case.kinds)
         return where(case.layout.tp > 1, 1.0, 0.0) * tensor.PAIRS * residual_bytes(case) * layers
 
     def forwards_queued(self, case: Case) -> Number:
@@ -121,7 +121,9 @@ class Nanotron(ModelParallel):
         more than QUEUED_LAUNCHES.
         """
         layout = case.layout
-        passes = QUEUED_LAUNCHES / (LAUNCHES_PER_LAYER * sum(case.repeats(unit) for unit in LAYERS) + LAUNCHES_PER_PASS)
+        passes = QUEUED_LAUNCHES / (
+            LAUNCHES_PER_LAYER * sum(case.repeats(unit) for unit in case.kinds) + LAUNCHES_PER_PASS
+        )
         if case.pipelined:
             return minimum(passes, layout.pp)
         further = where(passes > 1, 1 + (passes - 1) / 2, passes)

@@ -13,13 +13,13 @@ from itertools import accumulate
 
 import msgspec
 
-from planner.inventory import LAYERS, Compute, Moment, Weight, unit_weights
+from planner.inventory import Compute, Moment, Weight, is_layer, layer_kinds, layer_runs, unit_weights
 from planner.inventory.block import execution_order
 from planner.inventory.compute import HF
 from planner.inventory.ends import first_weights
 from planner.inventory.narrow import NF4
 from planner.inventory.ops import fetched_elements
-from planner.inventory.units import COPY, repeats
+from planner.inventory.units import COPY
 from planner.spec import Kernels, Lora, ModelSpec
 
 ROOTS = 2
@@ -199,7 +199,7 @@ def fetches(
     for run in runs:
         phase, place = run.phase, (run.phase, run.unit, run.layer)
         in_forward, steps_here = phase == "forward", None
-        if not in_forward and run.unit in LAYERS:
+        if not in_forward and is_layer(run.unit):
             steps_here = steps.setdefault(place, [])
             made = steps_here[-1].after if steps_here else 0
         fullest = live[place] + received[place] if place in live else -1.0
@@ -305,12 +305,14 @@ def _trace(
     table = [weight for weight in units["tail"] if weight.name in first]
     run("embed", -1, fetched(table or units["embed"]))
     layer = 0
-    for unit in LAYERS:
-        order = execution_order(model, unit) if units[unit] else {}
-        # A weight's adapters run right after it.
-        ordered = fetched(sorted(units[unit], key=lambda weight: order[_base_name(weight)]))
-        for _ in range(repeats(model, unit)):
-            run(unit, layer, ordered)
+    orders = {unit: execution_order(model, unit) if units[unit] else {} for unit in layer_kinds(model)}
+    ordered: dict[str, list[tuple[Weight, int, float | None]]] = {}
+    for unit, count in layer_runs(model):
+        order = orders[unit]
+        if unit not in ordered:  # a weight's adapters run right after it
+            ordered[unit] = fetched(sorted(units[unit], key=lambda weight: order[_base_name(weight)]))
+        for _ in range(count):
+            run(unit, layer, ordered[unit])
             layer += 1
     run("tail", -1, fetched(weight for weight in units["tail"] if weight not in table))
     if table:  # tied: the head uses the embedding's weight again
@@ -318,7 +320,7 @@ def _trace(
         forward.append(_Run("forward", "tail", -1, [0]))
     backward: list[_Run] = []
     for one, needed in zip(reversed(forward), reversed(needs_backward), strict=True):
-        if recomputes and one.unit in LAYERS and any(needed):
+        if recomputes and is_layer(one.unit) and any(needed):
             # The forward that runs again ends inside the layer's last module, whose weights stay for its backward.
             last = modules[one.weights[-1]]
             again = [index for index in one.weights if modules[index] != last]
@@ -331,7 +333,7 @@ def _trace(
 
 def _reads_after(weight: Weight, trained: Weight, order: dict[str, tuple[int, int]]) -> bool:
     """Whether a layer's weight works on a tensor that the trained one has touched."""
-    if weight.unit not in LAYERS:
+    if not is_layer(weight.unit):
         return True
     return order[_base_name(weight)][1] > order[_base_name(trained)][1]
 

@@ -6,6 +6,8 @@ on one layout and on columns, as memory.py does. Not here: overlap with compute,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from planner.basics.arith import Number, in_shape_of, is_column, maximum
@@ -14,10 +16,10 @@ from planner.engines.base import Held
 from planner.engines.common import base_weight_bytes, whole_weight_bytes
 from planner.engines.host import host_states, state_transfers, update_accesses_bytes
 from planner.inventory import TERMS as WALK_TERMS
-from planner.inventory import Moment, Walk, parameters, walk
+from planner.inventory import Moment, Walk, is_layer, parameters, walk
 from planner.inventory.tape import ACTIVATIONS
-from planner.inventory.tensors import Size
-from planner.parallelism.case import LAYERS, Case
+from planner.inventory.tensors import NOTHING, Size
+from planner.parallelism.case import Case
 from planner.parallelism.offload import Transfer, host_update_seconds, offload_seconds, offloaded_layers
 
 
@@ -88,35 +90,29 @@ def on_device(case: Case, moment: Moment, walked: Walk, others: float) -> Moment
 
     In forward the layer that was finished last is still on its way; in backward the one that comes next is back.
     """
-    here = case.here.layers
-    away = _waiting(walked, *_layers_before(moment, int(here[0]), int(here[1])))
-    away = away + _waiting(walked, int(here[0]), int(here[1])) * others
+    finished = 0 if moment.unit == "embed" else moment.layer if is_layer(moment.unit) else None
+    away = _waiting(walked, case.kind_by_layer[:finished])
+    away = away + _waiting(walked, case.kind_by_layer) * others
     place = WALK_TERMS.index(ACTIVATIONS)
     live = list(moment.live)
     live[place] = live[place] - away
     return replace(moment, live=tuple(live))
 
 
-def _layers_before(moment: Moment, dense: int, layers: int) -> tuple[int, int]:
-    """Layers of each kind whose saved tensors wait while the moment's unit is at work."""
-    if moment.unit == "embed":
-        return 0, 0
-    if moment.unit not in LAYERS:
-        return dense, layers
-    return min(moment.layer, dense), max(moment.layer - dense, 0)
-
-
 def _kept_outside(case: Case) -> Size:
     """Bytes of one micro-batch that wait on the host when forward ends."""
     walked = walk(case.walked_model, engine_of(case.layout.engine).compute(case), case.walked_stage)
-    return _waiting(walked, int(case.here.layers[0]), int(case.here.layers[1]))
+    return _waiting(walked, case.kind_by_layer)
 
 
-def _waiting(walked: Walk, dense: int, layers: int) -> Size:
-    """Saved tensors on the host after a number of layers of each kind: one of the kind that is nearest stays."""
-    if layers:
-        return _activations(walked.layer[0]) * dense + _activations(walked.layer[1]) * float(offloaded_layers(layers))
-    return _activations(walked.layer[0]) * float(offloaded_layers(dense))
+def _waiting(walked: Walk, kinds: Sequence[str]) -> Size:
+    """Saved tensors on the host after layers of these kinds: those of the last stay."""
+    found = NOTHING
+    for kind in dict.fromkeys(kinds):
+        count = kinds.count(kind)
+        away = float(offloaded_layers(count)) if kind == kinds[-1] else count
+        found = found + _activations(walked.layer[kind]) * away
+    return found
 
 
 def _activations(live: tuple[Size, ...]) -> Size:

@@ -22,7 +22,7 @@ from planner.figures.host import host_fits, host_node_bytes, host_terms, on_devi
 from planner.inventory import TERMS as WALK_TERMS
 from planner.inventory import Moment, Size, Walk, walk
 from planner.parallelism import pipeline
-from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.case import Case
 from planner.spec import Layout
 from planner.spec.plan import PhaseMemory, Plan
 
@@ -111,21 +111,21 @@ def moments_of(case: Case) -> Iterator[tuple[str, Held, Moment | None]]:
 
 
 def _reducing(case: Case, walked: Walk) -> list[Moment]:
-    """Moments at which the engine reduces gradients that are handed on. Which of the middle layers these are of, the
-    engine says; all of their moments are made of the middle layer's that backward reaches first."""
-    engine, begin, found = engine_of(case.layout.engine), 0, list[Moment]()
+    """Moments at which the engine reduces gradients that are handed on. Which of a kind's middle layers these are of,
+    the engine says; all of their moments are made of the middle layer's that backward reaches first."""
+    engine, found, kinds = engine_of(case.layout.engine), list[Moment](), case.kind_by_layer
     counted = msgspec.structs.replace(case, twice="") if case.twice else case  # a unit counted twice has the same
-    middle: dict[str, tuple[int, int, tuple[Size, ...]]] = {}
-    for unit, count, each in zip(LAYERS, map(int, case.here.layers), walked.layer, strict=True):
-        middle[unit] = begin + 1, begin + count - 2, each
-        begin += count
+    middle = {kind: [layer for layer, one in enumerate(kinds) if one == kind][-2:0:-1] for kind in dict.fromkeys(kinds)}
     for one in walked.handed:
-        last, first, each = middle.get(one.unit, (0, 0, ()))
-        if last <= one.layer < first:
+        layers = middle.get(one.unit, [])
+        if one.layer in layers[1:]:
             continue
-        for passed in engine.reducing_layers(counted, one, first - last + 1 if one.layer == first else 1):
-            live = tuple(now - kept * passed for now, kept in zip(one.live, each, strict=True)) if passed else one.live
-            found.append(msgspec.structs.replace(one, layer=one.layer - passed, live=live))
+        for layer in engine.reducing_layers(counted, one, layers if one.layer in layers else [one.layer]):
+            live = one.live
+            for kind in set(kinds[layer : one.layer]):
+                passed = kinds[layer : one.layer].count(kind)
+                live = tuple(now - kept * passed for now, kept in zip(live, walked.layer[kind], strict=True))
+            found.append(msgspec.structs.replace(one, layer=layer, live=live))
     return found
 
 
@@ -314,7 +314,7 @@ class LinesByStage:
     most layers that have experts come first: they are the likeliest to be full."""
 
     def __init__(self, case: Case) -> None:
-        stages = sorted(case.stages(), key=lambda stage: -stage.layers[1])
+        stages = sorted(case.stages(), key=lambda stage: -stage.layers[-1])
         self._found: list[list[tuple[float, float]]] = []
         self._left = (_highest_lines(_stage_lines(case.at(stage))) for stage in stages)
 

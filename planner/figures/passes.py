@@ -30,7 +30,7 @@ from planner.figures.kernels.step import (
 )
 from planner.figures.tensorhiding import hidden_of
 from planner.figures.work import Load, Work, element_bytes_of, work_categories
-from planner.parallelism.case import LAYERS, UNITS, Case
+from planner.parallelism.case import Case
 from planner.spec.calibration import Calibration, Coefficients, ComputeCoefficients
 
 WITHIN = ("tp", "cp", "ep")
@@ -306,7 +306,7 @@ def calls_within(case: Case) -> list[Traffic]:
     """The collectives inside every micro-batch's passes, through the whole model."""
     whole = case.unsplit
     calls = engine_of(case.layout.engine).split_calls(whole)
-    return traffic(whole, [call for call in calls if call.axis in WITHIN and call.unit in UNITS])
+    return traffic(whole, [call for call in calls if call.axis in WITHIN and call.unit in whole.units()])
 
 
 def seconds_within(case: Case, known: Coefficients) -> list[tuple[Traffic, Number]]:
@@ -317,7 +317,7 @@ def seconds_within(case: Case, known: Coefficients) -> list[tuple[Traffic, Numbe
 def by_unit(case: Case, calls: list[tuple[Traffic, Number]]) -> dict[str, Passes]:
     """Seconds of a step's calls as those of one micro-batch and one occurrence of the unit that makes them."""
     times, accum = case.whole_repeats, case.layout.grad_accum
-    found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in UNITS}
+    found: dict[str, dict[str, Number]] = {unit: {"forward": 0.0, "backward": 0.0} for unit in times}
     for call, seconds in calls:
         found[call.unit][call.phase] = found[call.unit][call.phase] + seconds / (accum * times[call.unit])
     return {unit: Passes(phases["forward"], phases["backward"]) for unit, phases in found.items()}
@@ -326,6 +326,6 @@ def by_unit(case: Case, calls: list[tuple[Traffic, Number]]) -> dict[str, Passes
 def on_stage(case: Case, units: dict[str, Passes]) -> Passes:
     """One micro-batch's passes through the stage a case is about."""
     here = case.here
-    counts = {"embed": int(here.first), "tail": int(here.last)} | dict(zip(LAYERS, here.layers, strict=True))
-    forward_s, backward_s = (sum(counts[unit] * units[unit][place] for unit in UNITS) + 0.0 for place in (0, 1))
+    counts = {"embed": int(here.first), "tail": int(here.last)} | dict(zip(case.kinds, here.layers, strict=True))
+    forward_s, backward_s = (sum(counts[unit] * units[unit][place] for unit in case.units()) + 0.0 for place in (0, 1))
     return Passes(forward_s, backward_s)

@@ -11,7 +11,7 @@ import math
 from planner.basics.arith import Number, by_value, where
 from planner.basics.formula import formula
 from planner.basics.quantities import format_bytes, format_duration, format_seconds
-from planner.inventory import LAYERS, UNITS, parameters, unit_weights
+from planner.inventory import is_layer, parameters, unit_weights
 from planner.inventory.optimizers import TrainedTensor, state_bytes
 from planner.inventory.units import repeats
 from planner.spec import Cluster, ModelSpec, TrainingJob
@@ -67,10 +67,10 @@ def size_of(model: ModelSpec, job: TrainingJob) -> float:
     lora = job.adapters
     trained = parameters(model, lora, trainable=lora is not None)
     states = 0.0
-    for unit in UNITS:
-        for weight in unit_weights(model, lora)[unit]:
+    for unit, weights in unit_weights(model, lora).items():
+        for weight in weights:
             if lora is None or weight.adapter:
-                tensor = TrainedTensor(weight.shape, weight.elements, hidden=unit in LAYERS)
+                tensor = TrainedTensor(weight.shape, weight.elements, hidden=is_layer(unit))
                 states += repeats(model, unit) * float(state_bytes(job.optimizer, tensor, ELEMENT_BYTES))
     return float(checkpoint_bytes(trained, states))
 

@@ -48,7 +48,7 @@ from planner.figures.pipelinetime import (
 )
 from planner.figures.work import CLIP_OPERATIONS, UPDATE_OPERATIONS, Work, unit_work
 from planner.inventory.optimizers import matrix_flops, moved_bytes
-from planner.parallelism.case import UNITS, Case
+from planner.parallelism.case import Case
 from planner.spec import Layout
 from planner.spec.calibration import Calibration, Coefficients
 
@@ -153,7 +153,7 @@ def _trained_tensors(case: Case) -> Number:
     """Tensors that the optimizer steps through: every weight, or DeepSpeed's one flat buffer."""
     if case.layout.facts.flat_states:
         return 1
-    return sum(case.repeats(unit) * sum(one.trainable for one in case.units()[unit]) for unit in UNITS)
+    return sum(case.repeats(unit) * sum(one.trainable for one in weights) for unit, weights in case.units().items())
 
 
 def step_traffic(case: Case) -> list[tuple[Traffic, Number]]:
@@ -268,7 +268,7 @@ def waits_of(
     the host's link; None when the link is unknown."""
     accum = case.layout.grad_accum
     windows = {"forward": accum * own.forward_s, "backward": accum * own.backward_s}
-    outside = [(call, call_s) for call, call_s in zip(calls, seconds, strict=True) if not _in_passes(call[0])]
+    outside = [(call, call_s) for call, call_s in zip(calls, seconds, strict=True) if not _in_passes(case, call[0])]
     phases = {phase: _waited(phase, outside, windows.get(phase), accum, known.overlap.hidden_share) for phase in PHASES}
     moved: list[TransferWait] = []
     moved_s: Number = 0.0
@@ -339,9 +339,9 @@ def least_loads(case: Case, calibration: Calibration) -> LeastLoads:
     }
 
 
-def _in_passes(call: Traffic) -> bool:
+def _in_passes(case: Case, call: Traffic) -> bool:
     """Whether a call belongs to every micro-batch's pass through the stage, not to the step as a whole."""
-    return (call.axis == "pp" and call.unit == "boundary") or (call.axis in WITHIN and call.unit in UNITS)
+    return (call.axis == "pp" and call.unit == "boundary") or (call.axis in WITHIN and call.unit in case.units())
 
 
 def _flops(case: Case, work: dict[str, Work]) -> tuple[Number, Number]:

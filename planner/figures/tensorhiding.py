@@ -15,7 +15,7 @@ from planner.figures.unitkernels import product_kernels
 from planner.figures.work import Load
 from planner.inventory import Weight
 from planner.inventory.names import names_of
-from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.case import Case
 from planner.parallelism.tensor import beside_seconds
 
 CallSeconds = dict[tuple[str, str, str], Number]
@@ -34,7 +34,7 @@ def hidden_of(
     beside = engine_of(case.layout.engine).beside(whole)
     again = ("forward", "backward") if case.layout.recompute == "full" else ("forward",)
     found: dict[str, tuple[Number, Number]] = {}
-    for unit in LAYERS:
+    for unit in case.kinds:
         hidden: dict[str, Number] = {"forward": 0.0, "backward": 0.0}
         for pair in pairs_of(whole, unit):
             products: dict[tuple[str, str], Number] = {}

@@ -30,9 +30,9 @@ from planner.figures.unitkernels import (
     products_started,
     unpacking,
 )
-from planner.inventory import Weight, ends, second_products
+from planner.inventory import Weight, ends, is_layer, second_products
 from planner.inventory.names import names_of
-from planner.parallelism.case import LAYERS, UNITS, Case
+from planner.parallelism.case import Case
 from planner.parallelism.expert import sent_once, tokens_once
 from planner.parallelism.recompute import recomputed_share, runs_again
 from planner.spec import Kernels, Moe
@@ -192,7 +192,7 @@ def work_categories(case: Case) -> tuple[Hashable, ...]:
 
 
 def _unit_work(whole: Case) -> dict[str, Work]:
-    return {unit: _layer_work(whole, unit) if unit in LAYERS else _end_work(whole, unit) for unit in UNITS}
+    return {unit: _layer_work(whole, unit) if is_layer(unit) else _end_work(whole, unit) for unit in whole.units()}
 
 
 class _Products(msgspec.Struct, frozen=True):
@@ -215,7 +215,7 @@ def _products(case: Case, unit: str) -> _Products:
     gradients: list[KernelCall] = []
     modules: Number = 0
     tokens = case.tokens
-    number_format = case.job.product_rate if unit in LAYERS or not case.job.narrows else "bf16"
+    number_format = case.job.product_rate if is_layer(unit) or not case.job.narrows else "bf16"
     in_pieces = unit == "tail" and case.parts.loss in ends.IN_PIECES
     pieces = ends.pieces_of(case.parts, case.model) if in_pieces else 1
     for weight, *converted in conversions(case, case.units()[unit]):

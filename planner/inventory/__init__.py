@@ -4,9 +4,10 @@ from planner.inventory.compute import Compute, local_part
 from planner.inventory.tape import TERMS, Moment
 from planner.inventory.tensors import Size, Weight
 from planner.inventory.units import (
-    LAYERS,
-    UNITS,
     default_lora,
+    is_layer,
+    layer_kinds,
+    layer_runs,
     lora_targets,
     parameters,
     savable_modules,
@@ -16,9 +17,7 @@ from planner.inventory.units import (
 from planner.inventory.walk import Stage, Walk, walk
 
 __all__ = [
-    "LAYERS",
     "TERMS",
-    "UNITS",
     "Compute",
     "Moment",
     "Size",
@@ -26,6 +25,9 @@ __all__ = [
     "Walk",
     "Weight",
     "default_lora",
+    "is_layer",
+    "layer_kinds",
+    "layer_runs",
     "local_part",
     "lora_targets",
     "parameters",

@@ -21,10 +21,31 @@ from planner.spec import Lora, ModelSpec
 
 COPY = ".modules_to_save"
 """How the name of a trained copy of a module's weight ends."""
-UNITS = ("embed", "dense", "layer", "tail")
-"""In forward order: the embedding; leading dense layers of a mixture of experts; all other layers; norm and head."""
 LAYERS = ("dense", "layer")
-"""Units that repeat."""
+"""Kinds of layers of a family that is written by hand: leading dense layers of a mixture of experts; all others."""
+ENDS = ("embed", "tail", "loss", "root")
+"""What comes before and after the layers: the embedding, norm and head, the loss; FSDP1's root has the first two."""
+
+
+def is_layer(unit: str) -> bool:
+    """Whether a unit is a kind of layer, of which a model has several."""
+    return unit not in ENDS
+
+
+@lru_cache(maxsize=256)
+def layer_runs(model: ModelSpec) -> tuple[tuple[str, int], ...]:
+    """(kind, number) of the layers that follow each other, from first to last."""
+    described, dense = model.described, model.dense_layers
+    if described is not None and described.runs:
+        return described.runs
+    kinds = zip(LAYERS, (dense, model.layers - dense), strict=True)
+    return tuple((kind, count) for kind, count in kinds if described is None or count)
+
+
+@lru_cache(maxsize=256)
+def layer_kinds(model: ModelSpec) -> tuple[str, ...]:
+    """The kinds of a model's layers, each once, in the order in which they come."""
+    return tuple(dict.fromkeys(kind for kind, _ in layer_runs(model)))
 
 
 @lru_cache(maxsize=256)
@@ -35,8 +56,7 @@ def unit_weights(model: ModelSpec, lora: Lora | None = None) -> dict[str, tuple[
     """
     units = {
         "embed": () if model.tied else first_weights(model),
-        "dense": layer_weights(model, "dense") if model.dense_layers else (),
-        "layer": layer_weights(model),
+        **{kind: layer_weights(model, kind) if repeats(model, kind) else () for kind in layer_kinds(model)},
         "tail": (*(first_weights(model) if model.tied else ()), *tail_weights(model)),
     }
     if lora is None:
@@ -54,7 +74,7 @@ def _with_adapters(model: ModelSpec, weights: tuple[Weight, ...], lora: Lora, co
         result.append(msgspec.structs.replace(used, trainable=False, replaced=used.trainable))
         if used.trainable:  # peft's ModulesToSaveWrapper: forward goes through a trained copy
             result.append(msgspec.structs.replace(used, name=f"{used.name}{COPY}"))
-        if weight.unit in LAYERS and not weight.alone and weight.name.rpartition(".")[2] in lora.targets:
+        if is_layer(weight.unit) and not weight.alone and weight.name.rpartition(".")[2] in lora.targets:
             result.extend(adapter_weights(weight, lora))
             result.extend([magnitude(weight)] if lora.dora else [])
     return tuple(result)
@@ -62,13 +82,12 @@ def _with_adapters(model: ModelSpec, weights: tuple[Weight, ...], lora: Lora, co
 
 def repeats(model: ModelSpec, unit: str) -> int:
     """How often a unit occurs in the whole model."""
-    counts = {"dense": model.dense_layers, "layer": model.layers - model.dense_layers}
-    return counts.get(unit, 1)
+    return sum(count for kind, count in layer_runs(model) if kind == unit) if is_layer(unit) else 1
 
 
 def parameters(model: ModelSpec, lora: Lora | None = None, *, trainable: bool = False) -> int:
     """Elements of all weights, or of the trained ones."""
-    return sum(repeats(model, unit) * _unit_elements(model, lora, unit, trainable) for unit in UNITS)
+    return sum(repeats(model, unit) * _unit_elements(model, lora, unit, trainable) for unit in unit_weights(model))
 
 
 @lru_cache(maxsize=64)
@@ -76,7 +95,7 @@ def lora_targets(model: ModelSpec) -> tuple[str, ...]:
     """Names of the linear modules of a layer, which can carry an adapter: routers and experts are not such modules."""
     names = (
         weight.name.rpartition(".")[2]
-        for unit in LAYERS
+        for unit in layer_kinds(model)
         for weight in unit_weights(model)[unit]
         if len(weight.shape) == 2 and not (weight.expert or weight.alone or is_router(weight, model))
     )

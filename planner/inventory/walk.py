@@ -6,7 +6,7 @@ Three layers of a kind stand for all of that kind: the first, the middle ones, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
@@ -34,23 +34,22 @@ Live = tuple[Size, ...]
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Part of the model on one pipeline rank: how many layers of each kind, whether it has the embedding and the
-    head."""
+    """Part of the model on one pipeline rank: whether it has the embedding and the head, and (kind, number) of the
+    layers that follow each other."""
 
     first: bool
     last: bool
-    dense: int
-    layers: int
+    runs: tuple[tuple[str, int], ...]
 
 
 class Walk(msgspec.Struct, frozen=True):
     """Moments in no particular order, those at which weights' gradients are handed on apart; what one micro-batch keeps
-    between its forward and its backward, and how much of that is one layer's, for each kind in LAYERS."""
+    between its forward and its backward, and how much of that is one layer's, by kind."""
 
     moments: tuple[Moment, ...]
     handed: tuple[Moment, ...]
     kept: Live
-    layer: tuple[Live, Live]
+    layer: dict[str, Live]
 
 
 class _Sampled(msgspec.Struct, frozen=True):
@@ -58,8 +57,8 @@ class _Sampled(msgspec.Struct, frozen=True):
     forward alone (in autocast's cache), and what is kept when forward ends."""
 
     moments: tuple[Moment, ...]
-    layer: tuple[Live, Live]
-    cached: tuple[Live, Live]
+    layer: dict[str, Live]
+    cached: dict[str, Live]
     kept: Live
 
 
@@ -68,12 +67,15 @@ def walk(model: ModelSpec, compute: Compute, stage: Stage) -> Walk:
     """Every moment of one forward and backward pass of a stage at which memory may peak.
 
     What a middle layer keeps is counted for each of them. `Moment.layer` is the index within the stage; each middle
-    layer's moment is given for the first and the last of them that backward reaches.
+    layer's moment is given for the first and the last of them that backward reaches, of those between the same kinds.
     """
-    sampled = _sampled(model, compute, stage.first, stage.last, min(stage.dense, SAMPLE), min(stage.layers, SAMPLE))
+    kinds = tuple(kind for kind, count in stage.runs for _ in range(count))
+    sample = _sample(kinds)
+    sampled = _sampled(model, compute, stage.first, stage.last, tuple(kinds[layer] for layer in sample))
+    with_cached = {kind: _plus(each, sampled.cached[kind]) for kind, each in sampled.layer.items()}
     places = {
-        "forward": _places(stage, _each(_plus, sampled.layer, sampled.cached)),
-        "backward": _places(stage, sampled.layer),
+        "forward": _places(kinds, sample, with_cached),
+        "backward": _places(kinds, sample, sampled.layer),
     }
     moments = [moment for raw in sampled.moments for moment in _unfolded(raw, places[raw.phase])]
     others, handed = (tuple(moment for moment in moments if moment.handed is kind) for kind in (False, True))
@@ -81,7 +83,7 @@ def walk(model: ModelSpec, compute: Compute, stage: Stage) -> Walk:
 
 
 @lru_cache(maxsize=1024)
-def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense: int, layers: int) -> _Sampled:
+def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, kinds: tuple[str, ...]) -> _Sampled:
     tape = Tape(together=LAYERS if compute.kernels.compiled else ())
     buffer = residual(model, compute) if compute.receives_into_buffer else NOTHING
     whole = compute.gather_buffer(model) + compute.unpacking_buffer(model)
@@ -93,8 +95,8 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
     else:
         # The received input stays until its gradient has been sent back: what came into a buffer, as a copy of it, of
         # which forward is given another copy.
-        if dense + layers:
-            tape.enter(LAYERS[0] if dense else LAYERS[1], 0)
+        if kinds:
+            tape.enter(kinds[0], 0)
         else:  # nothing but the head
             tape.enter("tail")
         x = tape.hold(tape.new(residual(model, compute), needs_grad=True, term=ACTIVATIONS))
@@ -107,8 +109,7 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
     if compute.kernels.holds_inputs and first:
         tape.inputs = [tape.hold(x)]
     held, cached = [tuple(tape.live.values())], [tape.held_by_autocast()]
-    for index in range(dense + layers):
-        kind = LAYERS[0] if index < dense else LAYERS[1]
+    for index, kind in enumerate(kinds):
         tape.enter(kind, index)
         x = tape.replaced(x, _layer(run, x, kind))
         held.append(tuple(tape.live.values()))
@@ -141,24 +142,16 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, dense:
         tape.live[TEMPORARIES] = tape.live[TEMPORARIES] - buffer  # it is the gradient now, and stays
         tape.backward(x, x.size, stays=compute.receives_into_buffer)
     waits = [tuple(size if term == GATHERED else NOTHING for term in TERMS) for size in cached]
-    for_now = _by_kind(waits, dense, layers)
-    each = _each(_minus, _by_kind(held, dense, layers), for_now)
+    for_now = _by_kind(waits, kinds)
+    each = {kind: _minus(more, for_now[kind]) for kind, more in _by_kind(held, kinds).items()}
     once = tuple(buffer + whole if term == TEMPORARIES else NOTHING for term in TERMS)  # not of every micro-batch
     return _Sampled(tuple(_highest(tape.moments)), each, for_now, _minus(kept, once))
 
 
-def _by_kind(held: Sequence[Live], dense: int, layers: int) -> tuple[Live, Live]:
+def _by_kind(held: Sequence[Live], kinds: Sequence[str]) -> dict[str, Live]:
     """What one layer of each kind adds, from what is held before the first layer and after each: the last that is
     walked, since masks count as activations from the first layer on whose graph saves them."""
-    more = [
-        _minus(held[at + min(count, SAMPLE)], held[at + min(count, SAMPLE) - 1]) if count else (NOTHING,) * len(TERMS)
-        for at, count in ((0, dense), (dense, layers))
-    ]
-    return more[0], more[1]
-
-
-def _each(combined: Callable[[Live, Live], Live], one: tuple[Live, Live], two: tuple[Live, Live]) -> tuple[Live, Live]:
-    return combined(one[0], two[0]), combined(one[1], two[1])
+    return {kind: _minus(held[layer + 1], held[layer]) for layer, kind in enumerate(kinds)}
 
 
 @lru_cache(maxsize=1024)
@@ -180,7 +173,7 @@ def kept_by_layer(model: ModelSpec, compute: Compute, kind: str) -> Size:
 def made_by_tail(model: ModelSpec, compute: Compute) -> Size:
     """What the head and the loss make beside what layers keep, at the moment when it is most for each token: all live
     bytes but the last layer's result, which may be there twice."""
-    found = (sum(moment.live, NOTHING) for moment in _sampled(model, compute, False, True, 0, 0).moments)
+    found = (sum(moment.live, NOTHING) for moment in _sampled(model, compute, False, True, ()).moments)
     return max(found, key=lambda size: size.per_token) - residual(model, compute) * 2
 
 
@@ -247,29 +240,44 @@ def _covers(high: Height, low: Height) -> bool:
     )
 
 
+def _sample(kinds: Sequence[str]) -> list[int]:
+    """The layers that are walked: the first, the second and the last of each kind."""
+    layers = _layers_of(kinds)
+    return sorted({layer for some in layers.values() for layer in (*some[: SAMPLE - 1], some[-1])})
+
+
+def _layers_of(kinds: Sequence[str]) -> dict[str, list[int]]:
+    return {kind: [layer for layer, one in enumerate(kinds) if one == kind] for kind in dict.fromkeys(kinds)}
+
+
 class _Places(msgspec.Struct, frozen=True):
     """For each sampled layer: (real index, bytes kept by layers that were not sampled before it) of the first and of
-    the last layer that it stands for."""
+    the last layer that it stands for, of each group that stands between the same kinds."""
 
-    of_layer: tuple[tuple[tuple[int, Live], ...], ...]
+    of_layer: tuple[tuple[tuple[tuple[int, Live], ...], ...], ...]
     all_extra: Live
 
 
-def _places(stage: Stage, middle: tuple[Live, Live]) -> _Places:
-    found: list[tuple[tuple[int, Live], ...]] = []
-    extra: Live = tuple(size * 0 for size in middle[0])
-    begin = 0
-    for count, each in zip((stage.dense, stage.layers), middle, strict=True):
-        before = extra
-        more = max(count - SAMPLE, 0)
-        extra = _plus(extra, tuple(size * more for size in each))
-        for sampled in range(min(count, SAMPLE)):
-            if sampled == 1 and more:
-                found.append(((begin + 1, before), (begin + count - 2, extra)))
-            else:
-                found.append(((begin + sampled + (more if sampled > 1 else 0), extra if sampled > 1 else before),))
-        begin += count
-    return _Places(tuple(found), extra)
+def _places(kinds: Sequence[str], sample: Sequence[int], each: dict[str, Live]) -> _Places:
+    walked = [kinds[layer] for layer in sample]
+
+    def unwalked(before: int, walked_before: int) -> Live:
+        more: Live = (NOTHING,) * len(TERMS)
+        for kind, one in each.items():
+            count = kinds[:before].count(kind) - walked[:walked_before].count(kind)
+            more = _plus(more, tuple(size * count for size in one))
+        return more
+
+    found: list[tuple[tuple[tuple[int, Live], ...], ...]] = []
+    of_kind = _layers_of(kinds)
+    for place, layer in enumerate(sample):
+        middle = of_kind[kinds[layer]][1:-1]
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for alike in middle if layer in middle else [layer]:
+            groups.setdefault(tuple(kinds[alike - 1 : alike + 2]), []).append(alike)
+        ends = (dict.fromkeys((group[0], group[-1])) for group in groups.values())
+        found.append(tuple(tuple((at, unwalked(at, place)) for at in group) for group in ends))
+    return _Places(tuple(found), unwalked(len(kinds), len(sample)))
 
 
 def _unfolded(raw: Moment, places: _Places) -> list[Moment]:
@@ -277,9 +285,13 @@ def _unfolded(raw: Moment, places: _Places) -> list[Moment]:
     if raw.layer < 0:
         full = raw.unit != "embed"
         return [replace(raw, live=_plus(raw.live, places.all_extra)) if full else raw]
-    moments = [replace(raw, layer=index, live=_plus(raw.live, more)) for index, more in places.of_layer[raw.layer]]
     # Forward only grows: the last of the layers it stands for is the fullest.
-    return moments if raw.phase == "backward" else moments[-1:]
+    whole = slice(None) if raw.phase == "backward" else slice(-1, None)
+    return [
+        replace(raw, layer=index, live=_plus(raw.live, more))
+        for group in places.of_layer[raw.layer]
+        for index, more in group[whole]
+    ]
 
 
 def _layer(run: ModelPass, x: Tensor, kind: str) -> Tensor:

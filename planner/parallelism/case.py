@@ -16,7 +16,7 @@ import msgspec
 
 from planner.basics.arith import Number, floor_div, is_column, maximum, minimum, where
 from planner.basics.formula import watched
-from planner.inventory import LAYERS, UNITS, Moment, Stage, Weight, local_part, unit_weights
+from planner.inventory import Moment, Stage, Weight, layer_kinds, layer_runs, local_part, unit_weights
 from planner.inventory.compute import liger_parts, with_attention, with_compile, with_experts, with_liger, with_loss
 from planner.inventory.units import repeats
 from planner.parallelism.pipeline import stage_of
@@ -111,7 +111,7 @@ def spans_nodes(layout: Layout, axis: str, gpus_per_node: int) -> bool:
 
 # -- Groups of ranks ---------------------------------------------------------------------------------------------------
 
-__all__ = ["LAYERS", "UNITS", "Case", "StageClass", "once", "once_a_unit"]
+__all__ = ["Case", "StageClass", "once", "once_a_unit"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -121,13 +121,13 @@ More = TypeVarTuple("More")
 class StageClass(msgspec.Struct, frozen=True):
     """Which pipeline stage: its place (0-based; -1 counts from the end) and how many of its kind there are.
 
-    `layers` are those of each unit in LAYERS on it.
+    `layers` are those of each of the model's kinds (inventory.layer_kinds) on it.
     """
 
     first: bool
     last: bool
     place: Number
-    layers: tuple[Number, Number]
+    layers: tuple[Number, ...]
 
 
 class Case(msgspec.Struct, frozen=True, dict=True):
@@ -285,6 +285,8 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     def chunks(self) -> list[StageClass]:
         """Every chunk of layers in the model's order: stages, or virtual ones where ranks have several."""
+        if not self.pipelined:
+            return [self.whole]
         last = len(self._chunk_layers) - 1
         dealt = map(self._chunk, range(last + 1))
         return [
@@ -300,8 +302,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     @property
     def whole(self) -> StageClass:
         """All layers and both ends."""
-        dense = self.model.dense_layers
-        return StageClass(True, True, 0, (dense, self.model.layers - dense))
+        return StageClass(True, True, 0, tuple(repeats(self.model, kind) for kind in self.kinds))
 
     def at(self, stage: StageClass) -> Case:
         """The same question about one stage."""
@@ -323,8 +324,24 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     @property
     def walked_stage(self) -> Stage:
         """The stage as the inventory walks it (numbers, not columns)."""
-        here = self.here
-        return Stage(here.first, here.last, int(here.layers[0]), int(here.layers[1]))
+        return Stage(self.here.first, self.here.last, self.runs)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of the model's layers."""
+        return layer_kinds(self.model)
+
+    @cached_property
+    def runs(self) -> tuple[tuple[str, int], ...]:
+        """(kind, number) of the layers of the stage that follow each other (numbers, not columns)."""
+        if len(whole := layer_runs(self.model)) > len(self.kinds):
+            return whole  # kinds by turns, which no stage divides
+        return tuple((kind, int(count)) for kind, count in zip(self.kinds, self.here.layers, strict=True) if count)
+
+    @cached_property
+    def kind_by_layer(self) -> tuple[str, ...]:
+        """The kind of each layer of the stage (numbers, not columns)."""
+        return tuple(kind for kind, count in self.runs for _ in range(count))
 
     @cached_property
     def walked_model(self) -> ModelSpec:
@@ -402,11 +419,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _repeats(self) -> dict[str, Number]:
-        return dict(zip(LAYERS, self.here.layers, strict=True))
+        return dict(zip(self.kinds, self.here.layers, strict=True))
 
     def counted(self) -> Iterator[tuple[Number, Weight]]:
         """(how often it occurs on this stage, weight) of each weight of each unit."""
-        return ((self.repeats(unit), weight) for unit in UNITS for weight in self._units[unit])
+        return ((self.repeats(unit), weight) for unit in self._units for weight in self._units[unit])
 
     def elements(self, unit: str, *, trainable: bool | None = None) -> Number:
         """Elements of the weights of one unit, all or those that are (not) trained."""
@@ -418,16 +435,29 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     def weights(self) -> list[Weight]:
         """Every weight tensor of this stage, layers repeated, in forward order (numbers, not columns)."""
-        return [weight for unit in UNITS for _ in range(int(self.repeats(unit))) for weight in self._units[unit]]
+        return [weight for unit in self.unit_by_unit() for weight in self._units[unit]]
+
+    def unit_by_unit(self) -> Iterator[str]:
+        """Every unit of this stage, layers repeated, in forward order (numbers, not columns)."""
+        yield "embed"
+        yield from self.kind_by_layer
+        yield "tail"
 
     def layers_after(self, moment: Moment) -> dict[str, Number]:
         """How many layers of each kind stand between a moment's unit and the head: those whose backward is done."""
-        dense, others = self.here.layers
-        if moment.unit not in LAYERS:
-            return dict.fromkeys(LAYERS, 0) if moment.unit in ("tail", "loss") else {"dense": dense, "layer": others}
-        if moment.unit == "layer":
-            return {"dense": 0, "layer": others - 1 - (moment.layer - dense)}
-        return {"dense": dense - 1 - moment.layer, "layer": others}
+        if moment.unit in ("tail", "loss"):
+            return dict.fromkeys(self.kinds, 0)
+        if moment.unit == "embed":
+            return dict(self._repeats)
+        return self._after[moment.layer]
+
+    @cached_property
+    def _after(self) -> list[dict[str, Number]]:
+        """How many layers of each kind come after each layer of the stage."""
+        found: list[dict[str, Number]] = [dict.fromkeys(self.kinds, 0)]
+        for kind in reversed(self.kind_by_layer[1:]):
+            found.append({**found[-1], kind: found[-1][kind] + 1})
+        return found[::-1]
 
     def done(self, moment: Moment, sizes: Mapping[str, Number]) -> Number:
         """Sum of the sizes of the tail and of the layers whose backward is done at a moment of it, by unit."""
@@ -441,7 +471,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     @property
     def whole_repeats(self) -> dict[str, int]:
         """How often each unit occurs in the whole model."""
-        return {unit: repeats(self.model, unit) for unit in UNITS}
+        return {unit: repeats(self.model, unit) for unit in self._units}
 
 
 def once(figure: Callable[[Case, *More], R]) -> Callable[[Case, *More], R]:
@@ -488,4 +518,4 @@ def _elements(case: Case, unit: str, trainable: bool | None) -> Number:
 
 @once
 def _total(case: Case, trainable: bool | None) -> Number:
-    return sum(case.repeats(unit) * _elements(case, unit, trainable) for unit in UNITS)
+    return sum(case.repeats(unit) * _elements(case, unit, trainable) for unit in case.units())

@@ -150,11 +150,14 @@ class DescribedUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Units by name ("embed", "dense", "layer", "tail"), how the trainer builds the model (`config`, as in a
-    config.json), with which version of Transformers it was recorded, and the class of a layer."""
+    """Units by name ("embed", one for each kind of layer, "tail"), how the trainer builds the model (`config`, as in a
+    config.json), with which version of Transformers it was recorded, the class of a layer, and the kinds of its layers
+    in order: `runs` of (kind, layers). Without `runs` the first `dense_layers` are of kind "dense", the others of kind
+    "layer"."""
 
     config: dict[str, Any]
     transformers: str
     units: dict[str, DescribedUnit]
     layer_class: str
     dense_layers: int = 0
+    runs: tuple[tuple[str, int], ...] = ()

@@ -108,7 +108,7 @@ def test_a_family_by_hand_and_described_holds_the_same(
     by_hand = small(family)
     model = described(config_dict(by_hand), variant, monkeypatch)
     batch, seq = 3, 4096
-    whole = Stage(True, True, 0, by_hand.layers)
+    whole = Stage(True, True, (("layer", by_hand.layers),))
 
     assert parameters(model) == parameters(by_hand)
     for recompute, more in (("none", 0), ("full", POSITION_BYTES * seq)):

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from planner.inventory import Moment, Stage, unit_weights
+from planner.inventory import Moment, Stage, layer_runs, unit_weights
 from planner.spec import Mla, ModelSpec, Moe
 from planner.spec.model_rules import check_model
 
@@ -88,7 +88,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 def whole_model(model: ModelSpec) -> Stage:
     """The only stage of a model that is not cut."""
-    return Stage(True, True, model.dense_layers, model.layers - model.dense_layers)
+    return Stage(True, True, tuple(run for run in layer_runs(model) if run[1]))
 
 
 def small(name: str) -> ModelSpec:

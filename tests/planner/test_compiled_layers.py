@@ -79,7 +79,7 @@ def test_a_compiled_loss_keeps_the_logits_and_two_figures_a_token() -> None:
 
     measured = kept_bytes(loss, set(), logits, labels)
 
-    last = walk(model, Compute(2, 2, kernels=PARTS), Stage(False, True, 0, 1)).kept
+    last = walk(model, Compute(2, 2, kernels=PARTS), Stage(False, True, (("layer", 1),))).kept
     assert last[TERMS.index("logits")].per_token == 2 * model.vocab
     assert measured == 2 * model.vocab + 8
 

@@ -17,8 +17,8 @@ from planner.figures.kernels.products import named
 from planner.figures.kernels.step import Grouped, Product, kernels_seconds
 from planner.figures.unitkernels import conversions
 from planner.figures.work import unit_work
-from planner.inventory import narrow
-from planner.parallelism.case import LAYERS, Case
+from planner.inventory import is_layer, narrow
+from planner.parallelism.case import Case
 from planner.parallelism.rule import check
 from planner.spec import Layout, TrainingJob, presets
 
@@ -57,7 +57,7 @@ def test_products_one_by_one_have_the_flops_of_all(runtime: str, model: str) -> 
         work = unit_work(case_of(runtime, model, precision, tp=tp))
         unfused = presets.runtime(runtime).parts.attention == "unfused"
         for unit, one in work.items():
-            if unfused and unit in LAYERS:
+            if unfused and is_layer(unit):
                 continue  # its kernels have products of attention
             assert flops(one.forward.kernels) == pytest.approx(one.forward.product_flops), unit
             assert flops(one.backward.kernels) == pytest.approx(one.backward.product_flops), unit
@@ -99,7 +99,7 @@ def test_an_input_that_is_converted_already_costs_no_pass_over_it() -> None:
 def sent(case: Case) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {}
     for call in parallel_calls(case):
-        if call.axis == "tp" and call.unit in LAYERS:
+        if call.axis == "tp" and is_layer(call.unit):
             found[call.op, call.phase] = found.get((call.op, call.phase), 0.0) + float(call.payload_bytes)
     return found
 

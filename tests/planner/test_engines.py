@@ -209,7 +209,7 @@ def test_torchtitans_float8_multiplies_in_eight_bits_and_keeps_sixteen():
     with pytest.raises(PlannerError, match="without loss scaling"):
         check(case_of("torchtitan", dp_shard=8, precision="fp16"), titan.rules)
     assert {one.format for one in unit_work(eight)["layer"].forward.kernels if isinstance(one, Product)} == {"fp8"}
-    middle = Stage(False, False, 0, 2)
+    middle = Stage(False, False, (("layer", 2),))
     wide, narrow = (walk(one.model, titan.compute(one), middle).kept for one in (sixteen, eight))
     assert narrow == wide
 

@@ -12,7 +12,7 @@ from planner.engines.fsdp2 import Communication, UnitSizes, kept, kept_with_tabl
 from planner.inventory import Moment
 
 UNITS = UnitSizes(
-    {"embed": 30, "dense": 0, "layer": 10, "tail": 100}, {"embed": 21, "dense": 0, "layer": 7, "tail": 70}, 0, 3
+    {"embed": 30, "layer": 10, "tail": 100}, {"embed": 21, "layer": 7, "tail": 70}, ("layer",) * 3
 )
 
 
@@ -74,14 +74,11 @@ def test_what_is_gathered_and_in_buffers_is_what_is_worked_out_by_hand(
     assert habit(UNITS, moment) == (gathered, buffers)
 
 
-def test_leading_dense_layers_count_as_their_own_kind() -> None:
-    units = UnitSizes({"embed": 1, "dense": 5, "layer": 10, "tail": 100}, dict.fromkeys(UNITS.scattered, 0), 2, 5)
+def test_kinds_of_layers_by_turns_have_their_own_sizes_and_neighbours() -> None:
+    kinds = ("dense", "dense", "layer", "dense", "layer")
+    units = UnitSizes({"embed": 1, "dense": 5, "layer": 10, "tail": 100}, {}, kinds)
 
-    assert [units.up_to(layer) for layer in range(5)] == [5, 10, 20, 30, 40]
-    assert units.all_gathered == 1 + 40 + 100
-    assert [units.before(at("forward", "layer", layer)) for layer in range(5)] == [
-        "embed", "dense", "dense", "layer", "layer",
-    ]  # fmt: skip
-    assert [units.after(at("forward", "layer", layer)) for layer in range(5)] == [
-        "dense", "layer", "layer", "layer", "tail",
-    ]  # fmt: skip
+    assert [units.up_to(layer) for layer in range(5)] == [5, 10, 20, 25, 35]
+    assert units.all_gathered == 1 + 35 + 100
+    assert [units.before(at("forward", "layer", layer)) for layer in range(5)] == ["embed", *kinds[:4]]
+    assert [units.after(at("forward", "layer", layer)) for layer in range(5)] == [*kinds[1:], "tail"]

@@ -13,7 +13,7 @@ from planner.inventory.ends import TARGET_BYTES, piece_share
 from planner.spec import Kernels, Lora, ModelSpec, presets
 
 SEQ = 2048
-MIDDLE = Stage(False, False, 0, 6)
+MIDDLE = Stage(False, False, (("layer", 6),))
 GPT3 = presets.model("gpt3-175b")
 LLAMA = presets.model("llama-3-8b")
 
@@ -94,7 +94,7 @@ def test_regathered_inputs_are_kept_as_this_ranks_part() -> None:
 def logits_peak(loss: str) -> float:
     """Most bytes of logits at once, a token and a vocabulary entry."""
     parts = msgspec.structs.replace(presets.kernels("te"), loss=loss)
-    moments = walk(LLAMA, Compute(2, 2, kernels=parts), Stage(True, True, 0, 4)).moments
+    moments = walk(LLAMA, Compute(2, 2, kernels=parts), Stage(True, True, (("layer", 4),))).moments
     return max(moment.live[TERMS.index("logits")].per_token for moment in moments) / LLAMA.vocab
 
 
@@ -119,7 +119,7 @@ def test_torchtune_s_logits_stay_and_an_eighth_has_fp32_copies() -> None:
 def test_megatrons_loss_leaves_4_bytes_a_vocabulary_entry_for_backward() -> None:
     compute = Compute(2, 2, kernels=presets.kernels("te"), tp=8, sequence_parallel=True)
 
-    kept = walk(LLAMA, compute, Stage(False, True, 0, 4)).kept
+    kept = walk(LLAMA, compute, Stage(False, True, (("layer", 4),))).kept
 
     assert kept[TERMS.index("logits")].per_token == pytest.approx(4 * LLAMA.vocab / 8)
 
@@ -143,7 +143,7 @@ def test_every_part_of_a_walk_is_balanced_under_every_kernel() -> None:
             parts = msgspec.structs.replace(presets.kernels("te"), **{part: value})
             for tp in (1, 2):
                 compute = Compute(2, 2, kernels=parts, tp=tp, sequence_parallel=tp > 1, recompute="attention")
-                last = walk(LLAMA, compute, Stage(True, True, 0, 2)).moments[-1]
+                last = walk(LLAMA, compute, Stage(True, True, (("layer", 2),))).moments[-1]
                 left = sum(size.per_token for size in last.live) / LLAMA.hidden
                 output = 4 * LLAMA.vocab / LLAMA.hidden / tp if value == "shifted-fp32" else 0
                 assert last.phase == "backward" and left - output <= 8, (part, value, tp, left)

@@ -17,7 +17,7 @@ from planner.ask.question import case_of, exact_layout, usual_runtime
 from planner.engines import engine_of
 from planner.figures.memory import memory_breakdown, moment_total, peak_bytes
 from planner.inventory import walk
-from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.case import Case
 from planner.spec import Cluster, Gpu, Layout, Link, TrainingJob, presets
 from planner.spec.job import Precision
 
@@ -35,15 +35,15 @@ def fullest_of_all_layers(case: Case) -> float:
     """The most bytes at any moment of a middle layer's backward, with the moment taken to every middle layer."""
     engine, found, begin = engine_of(case.layout.engine), [0.0], 0
     holder, walked = engine.holder(case), walk(case.walked_model, engine.compute(case), case.walked_stage)
-    for unit, count, each in zip(LAYERS, case.here.layers, walked.layer, strict=True):
-        last = begin + int(count) - 2
+    for unit, count in case.runs:
+        last, each = begin + count - 2, walked.layer[unit]
         for one in (*walked.moments, *walked.handed):
             if (one.phase, one.unit, one.layer) == ("backward", unit, last):
-                for passed in range(int(count) - 2):
+                for passed in range(count - 2):
                     live = tuple(now - kept * passed for now, kept in zip(one.live, each, strict=True))
                     moved = replace(one, layer=last - passed, live=live)
                     found += [float(moment_total(case, holder(moved, later), moved)) for later in (False, True)]
-        begin += int(count)
+        begin += count
     return max(found)
 
 

@@ -180,7 +180,7 @@ def test_a_gptq_weight_is_a_code_with_a_share_of_scale_zero_and_index() -> None:
 
 def test_the_graph_keeps_what_gptq_unpacks_of_one_layer() -> None:
     """Four matrices of 4096 x 4096 and three of 4096 x 11008, in 16 bits; none waits for another layer's backward."""
-    model, stage = SEVEN_B, Stage(first=True, last=True, dense=0, layers=32)
+    model, stage = SEVEN_B, Stage(first=True, last=True, runs=(("layer", 32),))
     compute = Compute(2, 2, lora=Lora(), adapter_bytes=2, layer_form="gptq", recompute="full")
     matrices = 4 * 4096 * 4096 + 3 * 4096 * 11008
 

@@ -86,7 +86,7 @@ def test_the_buffer_of_gathered_inputs_is_there_from_the_first_moment_to_the_las
     again = Compute(
         2, 2, kernels=msgspec.structs.replace(parts, column_input="regathered"), tp=4, sequence_parallel=True
     )
-    stage = Stage(True, True, 0, 4)
+    stage = Stage(True, True, (("layer", 4),))
     one, other = (walk(LLAMA, compute, stage) for compute in (buffered, again))
 
     def live(moment: Moment) -> float:

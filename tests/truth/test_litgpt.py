@@ -17,7 +17,7 @@ from planner.inventory.walk import kept_by_layer
 from planner.spec import Lora, ModelSpec, presets
 from tests.truth.engines.llama_adapter import PROMPT_TOKENS, is_norm, prompt_weights, scale_weights
 
-MIDDLE = Stage(False, False, 0, 6)
+MIDDLE = Stage(False, False, (("layer", 6),))
 LLAMA, SEVEN_B = presets.model("llama-3-8b"), presets.model("7b")
 VERSION_2 = "llama-adapter-v2"
 
@@ -38,7 +38,7 @@ def test_after_backward_nothing_of_a_joint_projection_is_left() -> None:
     parts = msgspec.structs.replace(presets.kernels("te"), projections="joint")
     for tp in (1, 2):
         compute = Compute(2, 2, kernels=parts, tp=tp, sequence_parallel=tp > 1, recompute="attention")
-        last = walk(LLAMA, compute, Stage(True, True, 0, 2)).moments[-1]
+        last = walk(LLAMA, compute, Stage(True, True, (("layer", 2),))).moments[-1]
 
         assert last.phase == "backward" and sum(size.per_token for size in last.live) / LLAMA.hidden <= 8
 
@@ -101,7 +101,7 @@ def test_bytes_of_logits_in_pieces() -> None:
     chunked, pieces = (
         max(
             moment.live[TERMS.index("logits")].per_token
-            for moment in walk(LLAMA, compute, Stage(True, True, 0, 4)).moments
+            for moment in walk(LLAMA, compute, Stage(True, True, (("layer", 4),))).moments
         )
         / LLAMA.vocab
         for compute in (eighths, litgpt(seq_len=1024))

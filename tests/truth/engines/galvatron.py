@@ -19,8 +19,8 @@ from planner.engines import fsdp2
 from planner.engines.base import Call, Held, Holder
 from planner.engines.common import parallel_calls, parallel_ideal, trained_states
 from planner.engines.fsdp2 import UnitSizes
-from planner.inventory import Compute, Moment
-from planner.parallelism.case import LAYERS, UNITS, Case
+from planner.inventory import Compute, Moment, is_layer
+from planner.parallelism.case import Case
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import COMMON, JOB, accepts, reads_only, splits_only
 from planner.parallelism.technique_rules import any_micro_batches, pipeline_rules, tensor_rules
@@ -93,7 +93,7 @@ class Galvatron(fsdp2.Fsdp2):
         whole = super().units(_split(case))
         if case.runtime.parts.vocab_parallel:
             return whole
-        times: dict[str, Number] = {unit: 1 if unit in LAYERS else case.layout.tp for unit in UNITS}
+        times: dict[str, Number] = {unit: 1 if is_layer(unit) else case.layout.tp for unit in case.units()}
         return msgspec.structs.replace(
             whole,
             gathered={unit: held * times[unit] for unit, held in whole.gathered.items()},
@@ -104,10 +104,10 @@ class Galvatron(fsdp2.Fsdp2):
         """The shards, the unit at work and its neighbour, gradients whole and flat at work, sharded where done."""
         split, flat, stay = _split(case), self.units(case), self.resident(case)
         waits = self.holds_whole(case)
-        shards = {unit: fsdp2.unit_shards(split, unit, trained_states(split).grad) for unit in UNITS}
-        whole_elements = {unit: flat_elements(case, unit) for unit in UNITS}
-        whole = sum(case.repeats(unit) * flat.scattered[unit] for unit in UNITS) + 0.0
-        all_shards = sum(case.repeats(unit) * shards[unit] for unit in UNITS) + 0.0
+        shards = {unit: fsdp2.unit_shards(split, unit, trained_states(split).grad) for unit in case.units()}
+        whole_elements = {unit: flat_elements(case, unit) for unit in case.units()}
+        whole = sum(case.repeats(unit) * flat.scattered[unit] for unit in case.units()) + 0.0
+        all_shards = sum(case.repeats(unit) * shards[unit] for unit in case.units()) + 0.0
 
         def head_is_done(moment: Moment) -> Any:
             """Whether the head's gradient is reduced, and the norm before it at work."""
@@ -121,7 +121,7 @@ class Galvatron(fsdp2.Fsdp2):
                 return own + (flat.gathered[flat.after(moment)] if moment.unit != "tail" else 0.0)
             if moment.unit == "tail":
                 return where(head_is_done(moment), flat.gathered[flat.before(moment)], own)
-            return own + (flat.gathered[flat.before(moment)] if moment.unit in LAYERS else 0.0)
+            return own + (flat.gathered[flat.before(moment)] if is_layer(moment.unit) else 0.0)
 
         def at_work(moment: Moment) -> Number:
             """Gradients of the unit's weights so far, and all of them joined once the last is made."""

@@ -37,7 +37,7 @@ from planner.figures.passes import (
 from planner.figures.pipelinetime import Played, StepParts, chunk_seconds, pipeline_seconds, play, seconds_sent, sends
 from planner.figures.steptime import StepTime, step_traffic
 from planner.figures.work import Work, element_bytes_of, unit_work
-from planner.parallelism.case import LAYERS, Case
+from planner.parallelism.case import Case
 from planner.parallelism.pipeline import boundary_bytes
 from planner.spec.calibration import Calibration, Coefficients
 
@@ -187,7 +187,7 @@ def loads_under(
         rate = scalar * conditions.unaligned_share
         loads = {unit: loads_of(one, device, kernels_under(one, device, rate)) for unit, one in work.items()}
     if conditions.layers_graphed:
-        graphed = {unit: loads[unit] for unit in LAYERS if unit in loads}
+        graphed = {unit: loads[unit] for unit in case.kinds if unit in loads}
         loads |= {
             unit: (one._replace(start_s=0.0), other._replace(start_s=0.0)) for unit, (one, other) in graphed.items()
         }
