@@ -21,6 +21,7 @@ from executor.watch import stragglers
 from executor.watch.stragglers import Straggler
 from planner.basics.quantities import format_bytes
 from planner.figures.memory import memory_breakdown
+from planner.inventory import layer_kinds
 from planner.parallelism.case import Case, coordinates
 from planner.spec.plan import Collective, PhaseMemory, Plan, StagePrediction
 from planner.spec.record import MEMORY_STEP, TRAFFIC_STEP, Attempt, BadStep, RankMeasurements, RunRecord
@@ -286,7 +287,11 @@ def join_traffic(plan: Plan, measured: tuple[RankMeasurements, ...]) -> TrafficR
     """Predicted collectives beside those of the rank that was given most bytes, by key."""
     totals = {one.rank: sum(call.payload_bytes for call in one.collectives) for one in measured}
     busiest = max(measured, key=lambda one: totals[one.rank], default=None)
-    predicted = prediction_of(plan, busiest).collectives
+    kinds = layer_kinds(plan.model)
+    predicted = tuple(
+        msgspec.structs.replace(one, unit="layer") if one.unit in kinds else one  # what is measured is of any kind
+        for one in prediction_of(plan, busiest).collectives
+    )
     known = bool(predicted or plan.prediction.ideal_collectives or plan.prediction.memory)
     seen = busiest is not None and _saw_traffic(plan, busiest)
     actual = busiest.collectives if busiest else ()

@@ -76,15 +76,18 @@ def described_model(raw: bytes, name: str) -> ModelSpec:
         raise PlannerError(f"{name}: schema", found.schema, f"is not {SCHEMA}, record {RECORD}", again)
     with refusing((msgspec.ValidationError, KeyError, TypeError, IndexError), f"{name}: described", None, WRONG, again):
         described = unpacked(found.described)
-    check_described(described, name)
+    check_described(described, found.model.layers, name)
     model = msgspec.structs.replace(found.model, imported=described)
     check_model(model, name)
     return model
 
 
-def check_described(described: Described, where: str) -> None:
-    """Refuse a description that names what it does not have."""
-    for unit in ("embed", "layer", "tail", *(("dense",) if described.dense_layers else ())):
+def check_described(described: Described, layers: int, where: str) -> None:
+    """Refuse a description that names what it does not have, or whose layers are not as many as the model's."""
+    runs = described.runs or (("dense", described.dense_layers), ("layer", layers - described.dense_layers))
+    if sum(count for _, count in runs) != layers or any(count < 0 for _, count in runs):
+        raise PlannerError(f"{where}: runs", None, f"are not of {layers} layers", "Make it again: executor import")
+    for unit in ("embed", "tail", *(kind for kind, count in runs if count)):
         if unit not in described.units:
             raise PlannerError(f"{where}: units", unit, "is missing", "Make it again: executor import")
     for unit, found in described.units.items():

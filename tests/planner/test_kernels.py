@@ -20,7 +20,7 @@ LLAMA = presets.model("llama-3-8b")
 
 def a_layer_keeps(model: ModelSpec, compute: Compute) -> Size:
     """Activations of one more layer on a middle stage."""
-    more, less = (walk(model, compute, replace(MIDDLE, layers=count)).kept for count in (7, 6))
+    more, less = (walk(model, compute, replace(MIDDLE, runs=(("layer", count),))).kept for count in (7, 6))
     return more[TERMS.index("activations")] - less[TERMS.index("activations")]
 
 
@@ -207,10 +207,10 @@ def test_backward_of_an_unsloth_mlp_makes_the_products_gradient_alone() -> None:
     input have theirs in their own place. peft's modules hold more than twice that."""
 
     def most(compute: Compute) -> float:
-        moments = walk(LLAMA, compute, replace(MIDDLE, layers=1)).moments
+        moments = walk(LLAMA, compute, replace(MIDDLE, runs=(("layer", 1),))).moments
         return max(sum(size.per_token for size in one.live) for one in moments if one.phase == "backward")
 
-    kept = sum(size.per_token for size in walk(LLAMA, unsloth(), replace(MIDDLE, layers=1)).kept)
+    kept = sum(size.per_token for size in walk(LLAMA, unsloth(), replace(MIDDLE, runs=(("layer", 1),))).kept)
     assert most(unsloth()) == kept + 2 * LLAMA.ffn
     plain = unsloth(kernels=msgspec.structs.replace(presets.kernels("unsloth"), adapters="peft"))
     assert most(plain) > 2 * most(unsloth())

@@ -24,7 +24,7 @@ VERSION_2 = "llama-adapter-v2"
 
 def a_layer_keeps(model: ModelSpec, compute: Compute) -> Size:
     """Activations of one more layer on a middle stage."""
-    more, less = (walk(model, compute, replace(MIDDLE, layers=count)).kept for count in (7, 6))
+    more, less = (walk(model, compute, replace(MIDDLE, runs=(("layer", count),))).kept for count in (7, 6))
     return more[TERMS.index("activations")] - less[TERMS.index("activations")]
 
 

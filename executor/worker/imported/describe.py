@@ -18,6 +18,7 @@ from executor.worker.imported.programs import UnitProgram
 from executor.worker.imported.record import NotDescribed, fake_device, is_linear, layers_of, record
 from executor.worker.imported.recorded import POINTS, Recorded
 from executor.worker.model.layers import of_layers, without_padding
+from planner.inventory.units import ENDS
 from planner.spec.described import (
     DEVICES_RECORDED,
     Attend,
@@ -36,11 +37,15 @@ VARIANTS: dict[str, tuple[torch.dtype, bool]] = {
 }
 """Format of the weights, and whether autocast is at work."""
 DEVICES = DEVICES_RECORDED
+LISTED = ("layer_types", "layers_block_type", "block_types")
+"""Keys of a configuration that name the kind of each layer."""
 LEFT_OUT = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "_name_or_path")
 """Keys of a config.json that name code, or where to fetch it."""
 MOST_LAYERS = 2000
 SHORT = 2
-"""Layers of the last kind in the small model, after all of the first kind: one, and one after it."""
+"""Layers of the small model from the last that is described on: that one, and one after it."""
+MOST_KINDS = 8
+"""Kinds of layers that a description may have."""
 
 
 def config_of(raw: dict[str, Any]) -> Any:
@@ -67,11 +72,9 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
     with torch.device("meta"):
         whole = built(config, torch.bfloat16)
     path, layers = layers_of(whole)
-    kinds = kinds_of(layers)
-    few = of_layers(config_of(raw), kinds[0] + SHORT if len(kinds) > 1 else min(SHORT + 1, kinds[0]))
-    places = {"layer": (kinds[0] if len(kinds) > 1 else min(1, kinds[0] - 1))}
-    if len(kinds) > 1:
-        places["dense"] = min(1, kinds[0] - 1)
+    kinds = kinds_of(layers, config.get_text_config())
+    places = places_of(kinds)
+    few = of_layers(config_of(raw), min(max(places.values()) + SHORT, count))
     programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *places)}
     names = names_of(whole, path, places)
     weights = {unit: weights_of(whole, names[unit]) for unit in programs}
@@ -104,7 +107,7 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         transformers=transformers.__version__,
         units=units,
         layer_class=type(layers[0]).__name__,
-        dense_layers=kinds[0] if len(kinds) > 1 else 0,
+        runs=tuple((kind, len(list(group))) for kind, group in groupby(kinds)),
     )
 
 
@@ -124,19 +127,40 @@ def built(config: Any, dtype: torch.dtype) -> Any:
     return model.train()
 
 
-def kinds_of(layers: nn.ModuleList) -> list[int]:
-    """How many layers of each kind stand one after the other, by their modules' classes and their weights' shapes."""
-    runs = [(key, len(list(group))) for key, group in groupby(map(_signature, layers))]
-    if len(runs) > 2 or (len(runs) == 2 and runs[1][1] < SHORT):
-        raise NotDescribed(
-            f"its layers are of {len({key for key, _ in runs})} kinds by turns, which is not described yet"
-        )
-    return [count for _, count in runs]
+def kinds_of(layers: nn.ModuleList, text: Any) -> list[str]:
+    """The kind of each layer, by their modules' classes and settings and by their weights' shapes. One kind is "layer";
+    of several each has the configuration's own name (`layer_types`), with a number where that stands for two."""
+    keys = list(map(_signature, layers))
+    order = list(dict.fromkeys(keys))
+    if len(order) > MOST_KINDS:
+        raise NotDescribed(f"its layers are of {len(order)} kinds, and at most {MOST_KINDS} are described")
+    if len(order) == 1:
+        return ["layer"] * len(keys)
+    own = next((found for key in LISTED if len(found := getattr(text, key, None) or ()) == len(keys)), None)
+    names: dict[Any, str] = {}
+    for key in order:
+        name = re.sub(r"\W", "_", str(own[keys.index(key)])) if own else "layer"
+        name = "layer" if name in ENDS else name
+        alike = sum(1 for other in names.values() if other.partition("-")[0] == name)
+        names[key] = f"{name}-{alike + 1}" if alike else name
+    return [names[key] for key in keys]
 
 
 def _signature(layer: nn.Module) -> tuple[Any, ...]:
-    modules = tuple(type(module).__name__ for module in layer.modules())
+    modules = tuple((type(module).__name__, _settings(module)) for module in layer.modules())
     return modules, tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters())
+
+
+def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
+    """Switches of a module that may differ from layer to layer, and that its weights do not show: NoPE, a window."""
+    found = ((key, value) for key, value in vars(module).items() if not key.startswith("_") and key != "training")
+    return tuple(sorted((key, value) for key, value in found if isinstance(value, bool)))
+
+
+def places_of(kinds: Sequence[str]) -> dict[str, int]:
+    """Which layer of each kind is described: its first, but the model's second where both are of one kind."""
+    places = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
+    return {kind: place + (place == 0 and kinds[1:2] == kinds[:1]) for kind, place in places.items()}
 
 
 def names_of(model: Any, path: str, places: dict[str, int]) -> dict[str, dict[str, str]]:

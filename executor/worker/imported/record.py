@@ -141,18 +141,12 @@ class ModelRecorder(TorchDispatchMode):
             return func(*args, **kwargs)
         newest, leaves = number() - 1, tree_leaves((args, kwargs))
         inputs = [self.see(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
-        result = (_grouped if func._opname == "_grouped_mm" else func)(*args, **kwargs)
+        result = func(*args, **kwargs)
         made: list[int] = []
         results = [self.see(leaf, made) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         self.note("op", len(self.found.operations))
         self.found.operations.append(Operation(func._opname, newest, self.inside, self.unit, made, inputs, results))
         return result
-
-
-def _grouped(one: Tensor, two: Tensor, offs: Tensor, *_: Any, **__: Any) -> Tensor:
-    """The result of a grouped product, of which torch's fake kernel takes 16-bit numbers alone (torch 2.13)."""
-    groups = (offs.shape[0],) if one.dim() == two.dim() == 2 else ()
-    return one.new_empty((*groups, *one.shape[:-1], two.shape[-1]))
 
 
 def layers_of(model: Any) -> tuple[str, nn.ModuleList]:

@@ -29,12 +29,13 @@ from executor.worker.model.model import build_optimizer, unfilled_model
 from executor.worker.trace.fake import FakeLiveTensors, fake_tensors, fake_world, on_plain_cpu, reduce_in_python
 from executor.worker.trace.layers import Phase, calls_of_many, extrapolated, fullest, kept_of, phase_of
 from planner.basics.errors import PlannerError
+from planner.inventory import layer_runs
 from planner.spec.plan import Plan, read_plan
 
 WARM_STEPS = 1
 """Steps before the measured one: moments exist from the first step on, DDP sorts its buckets anew in the second."""
 FEW = (2, 4)
-"""Layers that are traced when the model has more."""
+"""Layers that are traced when the model has more, and those from the last of the first few on are of one kind."""
 MICRO_BATCHES = 3
 """Micro-batches that are run when the plan has more: the first, the last, and one for all between."""
 
@@ -56,7 +57,9 @@ def trace(plan: Plan, rank: int, *, full: bool = False, kernels: bool = False) -
     """
     began = time.perf_counter()
     layers = plan.model.layers
-    at = (layers,) if full or layers <= FEW[1] else FEW
+    kinds = [kind for kind, count in layer_runs(plan.model) for _ in range(count)]
+    alike = len(set(kinds[FEW[0] - 1 :])) <= 1
+    at = FEW if alike and layers > FEW[1] and not full else (layers,)
     runs = [fake_run(_of_layers(plan, count), rank) for count in at]
     moments = fullest(runs[0].phases)
     sums = [collectives(_all_calls(run, plan.layout.grad_accum), plan.layout) for run in runs]
