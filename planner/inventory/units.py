@@ -74,7 +74,11 @@ def _with_adapters(model: ModelSpec, weights: tuple[Weight, ...], lora: Lora, co
         result.append(msgspec.structs.replace(used, trainable=False, replaced=used.trainable))
         if used.trainable:  # peft's ModulesToSaveWrapper: forward goes through a trained copy
             result.append(msgspec.structs.replace(used, name=f"{used.name}{COPY}"))
-        if is_layer(weight.unit) and not weight.alone and weight.name.rpartition(".")[2] in lora.targets:
+        if (
+            is_layer(weight.unit)
+            and not (weight.alone or weight.expert)
+            and weight.name.rpartition(".")[2] in lora.targets
+        ):
             result.extend(adapter_weights(weight, lora))
             result.extend([magnitude(weight)] if lora.dora else [])
     return tuple(result)

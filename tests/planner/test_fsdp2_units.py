@@ -11,9 +11,7 @@ import pytest
 from planner.engines.fsdp2 import Communication, UnitSizes, kept, kept_with_table, resharded, table_in_root
 from planner.inventory import Moment
 
-UNITS = UnitSizes(
-    {"embed": 30, "layer": 10, "tail": 100}, {"embed": 21, "layer": 7, "tail": 70}, ("layer",) * 3
-)
+UNITS = UnitSizes({"embed": 30, "layer": 10, "tail": 100}, {"embed": 21, "layer": 7, "tail": 70}, ("layer",) * 3)
 
 
 def at(phase: str, unit: str, layer: int = -1, *, entering: bool = False) -> Moment:

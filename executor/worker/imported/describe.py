@@ -153,8 +153,8 @@ def _signature(layer: nn.Module) -> tuple[Any, ...]:
 
 def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
     """Switches of a module that may differ from layer to layer, and that its weights do not show: NoPE, a window."""
-    found = ((key, value) for key, value in vars(module).items() if not key.startswith("_") and key != "training")
-    return tuple(sorted((key, value) for key, value in found if isinstance(value, bool)))
+    found = ((key, value) for key, value in vars(module).items() if not re.search("^_|training|idx|index|_id$", key))
+    return tuple(sorted((key, str(value)) for key, value in found if value is None or isinstance(value, int)))
 
 
 def places_of(kinds: Sequence[str]) -> dict[str, int]:
