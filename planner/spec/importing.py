@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,6 +66,16 @@ def read_described(path: Path, where: str = "") -> ModelSpec:
     with refusing(OSError, "model", path, "cannot be read", "Give a file that executor import wrote"):
         raw = reading.read_bytes(path)
     return described_model(raw, where or str(path))
+
+
+def unzipped(path: Path) -> bytes:
+    """What a compressed file holds, at most RECORD_BYTES of it (PlannerError otherwise)."""
+    with refusing((OSError, zlib.error), "model", path, "cannot be read", "Make it again: executor import"):
+        inflated = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        raw = inflated.decompress(reading.read_bytes(path), reading.RECORD_BYTES)
+    if inflated.unconsumed_tail or not inflated.eof:
+        raise PlannerError("model", path, "is cut short or too large", "Make it again: executor import")
+    return raw
 
 
 def described_model(raw: bytes, name: str) -> ModelSpec:

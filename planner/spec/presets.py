@@ -39,6 +39,8 @@ from planner.spec.nodes import (
 from planner.spec.options import LARGEST_COUNT
 from planner.spec.runtime import LACKING, VERSION_MARK
 
+DESCRIBED = "described"
+"""Key of a model preset that names the file of its description."""
 KINDS = ("models", "gpus", "nodes", "clusters", "runtimes", "kernels", "calibrations")
 ENVIRONMENT = "MESHWRIGHT_PRESETS"
 FOR_READERS = ("source", "sources")
@@ -251,9 +253,30 @@ def searched_first(folders: Folders) -> Iterator[None]:
 def model(name: str, *, folders: Folders = ()) -> ModelSpec:
     """The model of that name or alias."""
     path = found_file("models", name, folders)
-    spec = checked(_facts(read_toml(path)) | {"name": path.stem}, ModelSpec, path)
+    facts = _facts(read_toml(path))
+    if DESCRIBED in facts:
+        return _described_model(path, facts)
+    spec = checked(facts | {"name": path.stem}, ModelSpec, path)
     check_model(spec, str(path))
     return spec
+
+
+class _DescribedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model preset whose weights and operations are a file of `executor import` beside it, compressed."""
+
+    described: str
+    parameters: int | None = None
+
+
+def _described_model(path: Path, facts: dict[str, Any]) -> ModelSpec:
+    from planner.spec.importing import described_model, unzipped
+
+    file = checked(facts, _DescribedFile, path)
+    if Path(file.described).name != file.described:
+        raise PlannerError(f"{path}: {DESCRIBED}", file.described, "must be a file's name", "Put it beside the preset")
+    beside = path.parent / file.described
+    found = described_model(unzipped(beside), str(beside))
+    return msgspec.structs.replace(found, name=path.stem, parameters=file.parameters)
 
 
 def gpu(name: str, *, folders: Folders = ()) -> Gpu:
