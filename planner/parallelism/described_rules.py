@@ -50,6 +50,14 @@ def _plain_logits(case: Case) -> bool:
     return not any(after for program in described.units["tail"].programs.values() for after in _after_head(program))
 
 
+def _no_idle_target(case: Case) -> bool:
+    """Whether no adapter stands on a weight without a gradient."""
+    described, lora = case.model.described, case.lora
+    if lora is None or described is None:
+        return True
+    return not any(name.removesuffix(".weight").rpartition(".")[2] in lora.targets for name in described.unused)
+
+
 def _after_head(program: Program) -> list[str]:
     return [step.op for step in program.steps[head_step(program) + 1 :] if step.new]
 
@@ -69,6 +77,20 @@ DESCRIBED: tuple[Rule, ...] = (
         lambda case: case.layout.recompute in ("none", "full"),
         "only whole layers of it are recomputed",
         "Use recompute=full or none",
+    ),
+    _rule(
+        "recomputed described model",
+        "recompute",
+        lambda case: case.layout.recompute == "none" or case.model.described.recomputes,
+        "Transformers cannot recompute its layers",
+        "Use recompute=none",
+    ),
+    _rule(
+        "adapters on weights without a part in the loss",
+        "method",
+        _no_idle_target,
+        "adapters would stand on weights that take no part in its loss",
+        "Use method=full, or adapters on other modules",
     ),
     _rule(
         "attention of a described model",

@@ -130,7 +130,7 @@ def head_step(program: Program) -> int:
 
 class DescribedWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A weight of a unit: its name within it, its shape, and how it is used: by a linear module, by grouped products of
-    experts (the first dimension counts them), or in another way. `split` is the dimension that the model's own tensor
+    experts (the first dimension counts them), in another way, or not at all ("unused"). `split` is the dimension that the model's own tensor
     plan divides."""
 
     name: str
@@ -151,10 +151,18 @@ class DescribedUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Units by name ("embed", "dense", "layer", "tail"), how the trainer builds the model (`config`, as in a
-    config.json), with which version of Transformers it was recorded, and the class of a layer."""
+    config.json), with which version of Transformers it was recorded, and the class of a layer.
+
+    `unused` are weights that take no part in the loss, by their names in the model with * for the layer: the trainer
+    freezes them. `recomputes` says whether Transformers can recompute its layers, `padded` whether it needs its token
+    of padding to be built.
+    """
 
     config: dict[str, Any]
     transformers: str
     units: dict[str, DescribedUnit]
     layer_class: str
     dense_layers: int = 0
+    unused: tuple[str, ...] = ()
+    recomputes: bool = True
+    padded: bool = False

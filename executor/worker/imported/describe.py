@@ -7,17 +7,27 @@ Not here: one recording (record.py), or the programs of units (programs.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby, takewhile
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from executor.worker.imported.programs import UnitProgram
 from executor.worker.imported.record import NotDescribed, fake_device, is_linear, layers_of, record
 from executor.worker.imported.recorded import POINTS, Recorded
-from executor.worker.model.layers import of_layers, without_padding
+from executor.worker.model.layers import (
+    can_recompute,
+    counts_from_padding,
+    decoder_config,
+    layer_key,
+    of_layers,
+    unnumbered,
+    without_padding,
+)
+from executor.worker.model.losses import lend_loss
 from planner.spec.described import (
     DEVICES_RECORDED,
     Attend,
@@ -61,11 +71,16 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
     if raw.get("quantization_config") is not None:
         raise NotDescribed("its weights are quantized, and those of the model before it was are needed")
     config = config_of(raw)
-    count = getattr(config.get_text_config(), "num_hidden_layers", None)
+    text = decoder_config(config)
+    count = getattr(text, layer_key(text), None)
     if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
-        raise NotDescribed(f"num_hidden_layers is {count}, and must be 1 to {MOST_LAYERS}")
+        raise NotDescribed(f"{layer_key(text)} is {count}, and must be 1 to {MOST_LAYERS}")
+    padded = False
     with torch.device("meta"):
         whole = built(config, torch.bfloat16)
+        if counts_from_padding(whole):
+            config, padded = config_of(raw), True
+            whole = built(config, torch.bfloat16, padded=True)
     path, layers = layers_of(whole)
     kinds = kinds_of(layers)
     few = of_layers(config_of(raw), kinds[0] + SHORT if len(kinds) > 1 else min(SHORT + 1, kinds[0]))
@@ -78,11 +93,13 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
     if is_tied(whole):
         weights["embed"] = ()
     found: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
+    unused: tuple[str, ...] = ()
     for device in devices:
         for variant, (dtype, autocast) in VARIANTS.items():
             with fake_device(cuda=device == "cuda"):
-                model = built(few, dtype)
+                model = built(few, dtype, padded=padded)
                 every = recorded(model, autocast=autocast)
+                unused = unused_weights(model, every)
                 frozen = frozen_like(every, model, autocast=autocast)
             for unit in programs:
                 key = (unit if unit in ("embed", "tail") else "layer", places.get(unit, 0))
@@ -92,7 +109,7 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
                 found.setdefault(unit, made.products(experts=experts))
     units = {
         unit: DescribedUnit(
-            weights=weights[unit],
+            weights=_marked(whole, names[unit], weights[unit], unused),
             programs=programs[unit],
             attention=found[unit][0],
             products=found[unit][1],
@@ -105,15 +122,20 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         units=units,
         layer_class=type(layers[0]).__name__,
         dense_layers=kinds[0] if len(kinds) > 1 else 0,
+        unused=unused,
+        recomputes=can_recompute(whole),
+        padded=padded,
     )
 
 
-def built(config: Any, dtype: torch.dtype) -> Any:
-    """The causal language model of a configuration, whose weights nothing fills."""
+def built(config: Any, dtype: torch.dtype, *, padded: bool = False) -> Any:
+    """The causal language model of a configuration, whose weights nothing fills, with its token of padding where it is
+    `padded`."""
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    without_padding(config)
+    if not padded:
+        without_padding(config)
     try:
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
@@ -121,6 +143,7 @@ def built(config: Any, dtype: torch.dtype) -> Any:
         raise NotDescribed(f"Transformers cannot build it: {first_line(error)}") from None
     model.tie_weights()
     model.config.use_cache = False
+    lend_loss(model)
     return model.train()
 
 
@@ -156,8 +179,9 @@ def names_of(model: Any, path: str, places: dict[str, int]) -> dict[str, dict[st
             found[unit][start + name] = name.removesuffix(".weight")
     if tied:
         names = {id(module): name for name, module in model.named_modules()}
-        table = names[id(model.get_input_embeddings())]
-        found["tail"][f"{names[id(model.get_output_embeddings())]}.weight"] = found["tail"][f"{table}.weight"]
+        ends = [f"{names[id(end)]}.weight" for end in (model.get_input_embeddings(), model.get_output_embeddings())]
+        own = next(found["tail"][name] for name in ends if name in found["tail"])
+        found["tail"].update(dict.fromkeys(ends, own))
         found["embed"] = dict(found["tail"])
     return found
 
@@ -210,6 +234,25 @@ def recorded(model: Any, *, autocast: bool) -> Recorded:
     runs = [record(model, batch, seq, autocast=autocast) for batch, seq in POINTS]
     plain = record(model, *POINTS[0], autocast=autocast, gradients=False)
     return Recorded(runs, plain)
+
+
+def unused_weights(model: Any, every: Recorded) -> tuple[str, ...]:
+    """The weights that no gradient is made of, as `unnumbered` names them."""
+    edges = {edge for node in every.base.nodes.values() for edge in node.edges if isinstance(edge, str)}
+    names = [name for name, _ in model.named_parameters()]
+    used = {unnumbered(model, name) for name in names if name in edges}
+    found = dict.fromkeys(unnumbered(model, name) for name in names if name not in edges)
+    if some := next((name for name in found if name in used), None):
+        raise NotDescribed(f"{some} takes part in the loss in some of its layers alone")
+    return tuple(found)
+
+
+def _marked(
+    model: Any, names: dict[str, str], weights: tuple[DescribedWeight, ...], unused: Collection[str]
+) -> tuple[DescribedWeight, ...]:
+    """Weights of a unit, those that are `unused` with that use."""
+    idle = {own for name, own in names.items() if unnumbered(model, name) in unused}
+    return tuple(replace(one, use="unused") if one.name in idle else one for one in weights)
 
 
 def frozen_like(every: Recorded, model: Any, *, autocast: bool) -> Recorded:
