@@ -86,6 +86,13 @@ DESCRIBED: tuple[Rule, ...] = (
         "Use recompute=none",
     ),
     _rule(
+        "shared weights of a described model under FSDP2",
+        "engine",
+        lambda case: case.layout.engine != "fsdp2" or not case.model.described.shared,
+        "its modules share a weight beside the token table, which FSDP2 refuses",
+        "Use engine=ddp or deepspeed",
+    ),
+    _rule(
         "adapters on weights without a part in the loss",
         "method",
         _no_idle_target,

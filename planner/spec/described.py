@@ -154,7 +154,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     config.json), with which version of Transformers it was recorded, and the class of a layer.
 
     `unused` are weights that take no part in the loss, by their names in the model with * for the layer: the trainer
-    freezes them. `recomputes` says whether Transformers can recompute its layers, `padded` whether it needs its token
+    freezes them. `shared` are weights beside the token table that several modules hold. `recomputes` says whether Transformers can recompute its layers, `padded` whether it needs its token
     of padding to be built.
     """
 
@@ -164,5 +164,6 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     layer_class: str
     dense_layers: int = 0
     unused: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     recomputes: bool = True
     padded: bool = False

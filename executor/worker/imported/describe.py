@@ -16,7 +16,15 @@ from msgspec.structs import replace
 from torch import nn
 
 from executor.worker.imported.programs import UnitProgram
-from executor.worker.imported.record import NotDescribed, fake_device, is_linear, layers_of, record
+from executor.worker.imported.record import (
+    NotDescribed,
+    called,
+    fake_device,
+    first_line,
+    is_linear,
+    layers_of,
+    record,
+)
 from executor.worker.imported.recorded import POINTS, Recorded
 from executor.worker.model.layers import (
     can_recompute,
@@ -49,6 +57,8 @@ DEVICES = DEVICES_RECORDED
 LEFT_OUT = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "_name_or_path")
 """Keys of a config.json that name code, or where to fetch it."""
 MOST_LAYERS = 2000
+LONG = 1024
+"""Tokens of a sequence that shows a model's first forward."""
 SHORT = 2
 """Layers of the last kind in the small model, after all of the first kind: one, and one after it."""
 
@@ -123,6 +133,7 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         layer_class=type(layers[0]).__name__,
         dense_layers=kinds[0] if len(kinds) > 1 else 0,
         unused=unused,
+        shared=shared_weights(whole),
         recomputes=can_recompute(whole),
         padded=padded,
     )
@@ -178,12 +189,19 @@ def names_of(model: Any, path: str, places: dict[str, int]) -> dict[str, dict[st
         for name, _ in layers_of(model)[1][index].named_parameters():
             found[unit][start + name] = name.removesuffix(".weight")
     if tied:
-        names = {id(module): name for name, module in model.named_modules()}
-        ends = [f"{names[id(end)]}.weight" for end in (model.get_input_embeddings(), model.get_output_embeddings())]
-        own = next(found["tail"][name] for name in ends if name in found["tail"])
-        found["tail"].update(dict.fromkeys(ends, own))
+        table = model.get_input_embeddings().weight
+        alike = [name for name, weight in model.named_parameters(remove_duplicate=False) if weight is table]
+        found["tail"].update(dict.fromkeys(alike, found["tail"][alike[0]]))
         found["embed"] = dict(found["tail"])
     return found
+
+
+def shared_weights(model: Any) -> tuple[str, ...]:
+    """The weights that several modules hold, beside the token table."""
+    table = model.get_input_embeddings().weight
+    names = {name for name, _ in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return tuple(unnumbered(model, name) for name, weight in every if name not in names and weight is not table)
 
 
 def is_tied(model: Any) -> bool:
@@ -231,9 +249,17 @@ def _split(plan: dict[str, str], name: str) -> int | None:
 
 def recorded(model: Any, *, autocast: bool) -> Recorded:
     """Recordings at every point."""
+    with torch.no_grad():  # what a model changes once, such as the format of a table, it has changed then
+        called(model, torch.zeros((1, _long(model)), dtype=torch.int64))
     runs = [record(model, batch, seq, autocast=autocast) for batch, seq in POINTS]
     plain = record(model, *POINTS[0], autocast=autocast, gradients=False)
     return Recorded(runs, plain)
+
+
+def _long(model: Any) -> int:
+    """A length at which a model does what it does at most lengths."""
+    most = getattr(decoder_config(model.config), "max_position_embeddings", None)
+    return min(LONG, most) if isinstance(most, int) and most > 0 else LONG
 
 
 def unused_weights(model: Any, every: Recorded) -> tuple[str, ...]:
@@ -261,9 +287,3 @@ def frozen_like(every: Recorded, model: Any, *, autocast: bool) -> Recorded:
     for weight in model.parameters():
         weight.requires_grad_(weight is table)
     return Recorded([record(model, *POINTS[0], autocast=autocast)], every.plain, like=every)
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception of a stranger's code says, in a few words."""
-    first = (str(error).splitlines() or [""])[0].partition(". ")[0]
-    return f"{type(error).__name__}: {first[:160]}"

@@ -44,7 +44,9 @@ def counts_from_padding(model: Any) -> bool:
     """Whether modules of a model that was built without a token of padding look for it, as those do that number
     positions from it on."""
     return any(
-        getattr(module, "padding_idx", 0) is None and not isinstance(module, nn.Embedding) for module in model.modules()
+        getattr(module, name, 0) is None and not isinstance(module, nn.Embedding)
+        for module in model.modules()
+        for name in ("padding_idx", "pad_index")
     )
 
 
@@ -69,8 +71,8 @@ def layers_of(model: Any) -> nn.ModuleList:
 
 
 def named_layers(model: Any) -> tuple[str, nn.ModuleList] | None:
-    """The decoder's list of layers with its name: the longest list of modules that Transformers can recompute, or else
-    the longest list of modules."""
+    """The decoder's list of layers with its name: of the lists of modules that Transformers can recompute, or else of
+    all, the one that is as long as the configuration says, or else the longest."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     inside = {id(module) for module in (decoder or model).modules()}
     found = [
@@ -78,9 +80,13 @@ def named_layers(model: Any) -> tuple[str, nn.ModuleList] | None:
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) and any(True for _ in module.parameters())
     ]
-    return max(
-        found, key=lambda one: (id(one[1]) in inside, _is_recomputed(one[1]), len(one[1])), default=None
-    )
+    text = decoder_config(model.config)
+    count = getattr(text, layer_key(text), None)
+
+    def rank(layers: nn.ModuleList) -> tuple[bool, bool, bool, int]:
+        return id(layers) in inside, _is_recomputed(layers), len(layers) == count, len(layers)
+
+    return max(found, key=lambda one: rank(one[1]), default=None)
 
 
 def _is_recomputed(layers: nn.ModuleList) -> bool:

@@ -67,23 +67,27 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         written = args[0] if args and func._schema.is_mutable else None
+        base = getattr(written, "_base", None)
         if isinstance(written, nn.Parameter):
             self.calls.append(_Call(func, written, args[1:], kwargs))
-        assert not isinstance(getattr(written, "_base", None), nn.Parameter), "a part of a weight is initialised apart"
+        elif isinstance(base, nn.Parameter):
+            self.calls.append(_Call(func, base, args[1:], kwargs, part_of=written))
         return func(*args, **kwargs)
 
 
 class _Call:
-    """One write into a weight without data."""
+    """One write into a weight without data, or into a view of a part of it."""
 
-    def __init__(self, func: Any, weight: nn.Parameter, args: Any, kwargs: Any) -> None:
+    def __init__(self, func: Any, weight: nn.Parameter, args: Any, kwargs: Any, part_of: Any = None) -> None:
         self.func, self.weight, self.args, self.kwargs = func, weight, args, kwargs
         self.shape, self.dtype = weight.shape, weight.dtype
         self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self.view = None if part_of is None else (part_of.size(), part_of.stride(), part_of.storage_offset())
+        assert self.view is None or not self.random, "a part of a weight is drawn apart"
 
     def on(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
         kwargs = self.kwargs | ({"generator": generator} if self.random else {})
-        self.func(tensor, *self.args, **kwargs)
+        self.func(tensor if self.view is None else tensor.as_strided(*self.view), *self.args, **kwargs)
 
 
 def drawn(
