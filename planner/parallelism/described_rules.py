@@ -93,6 +93,13 @@ DESCRIBED: tuple[Rule, ...] = (
         "Use engine=ddp or deepspeed",
     ),
     _rule(
+        "adapters of a described model",
+        "method",
+        lambda case: case.lora is None or case.model.described.adapts,
+        "it computes otherwise where its weights are frozen, which is not described",
+        "Use method=full",
+    ),
+    _rule(
         "adapters on weights without a part in the loss",
         "method",
         _no_idle_target,

@@ -154,7 +154,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     config.json), with which version of Transformers it was recorded, and the class of a layer.
 
     `unused` are weights that take no part in the loss, by their names in the model with * for the layer: the trainer
-    freezes them. `shared` are weights beside the token table that several modules hold. `recomputes` says whether Transformers can recompute its layers, `padded` whether it needs its token
+    freezes them. `shared` are weights beside the token table that several modules hold. `adapts` says whether programs say
+    what it does with its weights frozen, `recomputes` says whether Transformers can recompute its layers, `padded` whether it needs its token
     of padding to be built.
     """
 
@@ -165,5 +166,6 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dense_layers: int = 0
     unused: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    adapts: bool = True
     recomputes: bool = True
     padded: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from collections import Counter
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -18,14 +19,13 @@ from torch import nn
 from executor.worker.imported.programs import UnitProgram
 from executor.worker.imported.record import (
     NotDescribed,
-    called,
     fake_device,
     first_line,
     is_linear,
     layers_of,
     record,
 )
-from executor.worker.imported.recorded import POINTS, Recorded
+from executor.worker.imported.recorded import POINTS, OtherWithoutGradients, Recorded
 from executor.worker.model.layers import (
     can_recompute,
     counts_from_padding,
@@ -104,6 +104,7 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         weights["embed"] = ()
     found: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
     unused: tuple[str, ...] = ()
+    adapts = True
     for device in devices:
         for variant, (dtype, autocast) in VARIANTS.items():
             with fake_device(cuda=device == "cuda"):
@@ -111,6 +112,7 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
                 every = recorded(model, autocast=autocast)
                 unused = unused_weights(model, every)
                 frozen = frozen_like(every, model, autocast=autocast)
+                adapts = adapts and frozen is not None
             for unit in programs:
                 key = (unit if unit in ("embed", "tail") else "layer", places.get(unit, 0))
                 made = UnitProgram(every, key, names[unit], frozen)
@@ -134,6 +136,7 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         dense_layers=kinds[0] if len(kinds) > 1 else 0,
         unused=unused,
         shared=shared_weights(whole),
+        adapts=adapts,
         recomputes=can_recompute(whole),
         padded=padded,
     )
@@ -249,25 +252,29 @@ def _split(plan: dict[str, str], name: str) -> int | None:
 
 def recorded(model: Any, *, autocast: bool) -> Recorded:
     """Recordings at every point."""
-    with torch.no_grad():  # what a model changes once, such as the format of a table, it has changed then
-        called(model, torch.zeros((1, _long(model)), dtype=torch.int64))
+    record(model, 1, _long(model), autocast=autocast, gradients=False)  # what it changes once, it has changed then
     runs = [record(model, batch, seq, autocast=autocast) for batch, seq in POINTS]
-    plain = record(model, *POINTS[0], autocast=autocast, gradients=False)
-    return Recorded(runs, plain)
+    try:
+        return Recorded(runs, record(model, *POINTS[0], autocast=autocast, gradients=False))
+    except OtherWithoutGradients:
+        return Recorded(runs, record(model, *POINTS[0], autocast=autocast, forgets=True))
 
 
 def _long(model: Any) -> int:
     """A length at which a model does what it does at most lengths."""
     most = getattr(decoder_config(model.config), "max_position_embeddings", None)
-    return min(LONG, most) if isinstance(most, int) and most > 0 else LONG
+    return min(LONG, most // 2) if isinstance(most, int) and most > 1 else LONG
 
 
 def unused_weights(model: Any, every: Recorded) -> tuple[str, ...]:
     """The weights that no gradient is made of, as `unnumbered` names them."""
-    edges = {edge for node in every.base.nodes.values() for edge in node.edges if isinstance(edge, str)}
-    names = [name for name, _ in model.named_parameters()]
-    used = {unnumbered(model, name) for name in names if name in edges}
-    found = dict.fromkeys(unnumbered(model, name) for name in names if name not in edges)
+    edges = Counter(edge for node in every.base.nodes.values() for edge in node.edges if isinstance(edge, str))
+    weights = dict(model.named_parameters())
+    table = model.get_input_embeddings().weight
+    if parts := next((name for name, times in edges.items() if times > 2 and weights[name] is not table), None):
+        raise NotDescribed(f"{unnumbered(model, parts)} is read in several parts")
+    used = {unnumbered(model, name) for name in weights if name in edges}
+    found = dict.fromkeys(unnumbered(model, name) for name in weights if name not in edges)
     if some := next((name for name in found if name in used), None):
         raise NotDescribed(f"{some} takes part in the loss in some of its layers alone")
     return tuple(found)
@@ -281,9 +288,14 @@ def _marked(
     return tuple(replace(one, use="unused") if one.name in idle else one for one in weights)
 
 
-def frozen_like(every: Recorded, model: Any, *, autocast: bool) -> Recorded:
-    """One more recording, of the same model with all its weights frozen but the token table."""
+def frozen_like(every: Recorded, model: Any, *, autocast: bool) -> Recorded | None:
+    """One more recording, of the same model with all its weights frozen but the token table; None where it computes
+    otherwise then, as torch.matmul does."""
     table = model.get_input_embeddings().weight
     for weight in model.parameters():
         weight.requires_grad_(weight is table)
-    return Recorded([record(model, *POINTS[0], autocast=autocast)], every.plain, like=every)
+    one = record(model, *POINTS[0], autocast=autocast)
+    names = [[op.name for op in run.operations[: every.forward]] for run in (one, every.base)]
+    if names[0] != names[1]:
+        return None
+    return Recorded([one], every.plain, like=every)

@@ -187,8 +187,13 @@ def fake_device(*, cuda: bool) -> Iterator[None]:
         yield
 
 
-def record(model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool = True) -> ModelRecording:
-    """One micro-batch through the model up to its logits and, with gradients, back. Enter `fake_device` first."""
+def record(
+    model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool = True, forgets: bool = False
+) -> ModelRecording:
+    """One micro-batch through the model up to its logits and, with gradients, back. Enter `fake_device` first.
+
+    Where autograd `forgets`, it keeps no tensors, and there is no backward.
+    """
     recorder, caught = ModelRecorder(), []
     handles = _watched(model, recorder)
 
@@ -206,7 +211,8 @@ def record(model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool 
         for known in (*model.buffers(), inputs, targets):
             recorder.see(known)
         recorder.on = True
-        saved = torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor)
+        keep = (lambda _: None) if forgets else recorder.keep
+        saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         precision = torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext()
         with precision, nullcontext() if gradients else torch.no_grad(), saved:
             called(model, inputs, labels=targets, shift_labels=targets)
@@ -215,7 +221,7 @@ def record(model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool 
             raise NotDescribed("its forward asks no loss_function for the loss")
         logits = caught.pop()
         recorder.found.logits = recorder.see(logits)
-        if gradients:
+        if gradients and not forgets:
             names = {id(weight): name for name, weight in model.named_parameters()}
             _collect(logits.grad_fn, nodes, names)
             _backward(recorder, nodes, logits)
@@ -250,8 +256,12 @@ def first_line(error: BaseException) -> str:
 def _watched(model: nn.Module, recorder: ModelRecorder) -> list[Any]:
     """Hooks that tell a recorder which layer and which linear module is at work."""
     layers, handles = layers_of(model)[1], []
+    entered: set[int] = set()
 
     def enter(index: int, given: Any) -> None:
+        if index in entered:
+            raise NotDescribed("its layers are run several times in one forward")
+        entered.add(index)
         recorder.unit = ("layer", index)
         recorder.note("enter", recorder.unit, recorder.see(given))
 

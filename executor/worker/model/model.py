@@ -85,6 +85,7 @@ def unfilled_model(plan: Plan) -> Unfilled:
     loading.restore_buffers(model)
     base = stored(job.recipe.checkpoint, model) if job.recipe.checkpoint else []
     names = {} if base else {id(weight): name for name, weight in model.named_parameters()}
+    recorder.calls += [] if base else recorder.constants(model.parameters())
     if plan.model.described is not None:
         freeze_unused(model, plan.model.described.unused)
     if job.base_quantization is not None:
