@@ -50,6 +50,15 @@ def _plain_logits(case: Case) -> bool:
     return not any(after for program in described.units["tail"].programs.values() for after in _after_head(program))
 
 
+def _runs(case: Case) -> bool:
+    """Whether a model's code runs in the number format that the engine computes in."""
+    described, device = case.model.described, "cpu" if case.cluster.gpu.kind == "cpu" else "cuda"
+    under_autocast = "adapted" if case.lora is not None else "mixed"
+    computed = under_autocast if case.layout.engine in ("single", "ddp") else "pure"
+    numbers = {"fp32": "fp32", "pure-bf16": "pure"}.get(case.job.precision, computed)
+    return described is None or f"{numbers}-{device}" in described.units["tail"].programs
+
+
 def _no_idle_target(case: Case) -> bool:
     """Whether no adapter stands on a weight without a gradient."""
     described, lora = case.model.described, case.lora
@@ -91,6 +100,13 @@ DESCRIBED: tuple[Rule, ...] = (
         lambda case: case.layout.engine != "fsdp2" or not case.model.described.shared,
         "its modules share a weight beside the token table, which FSDP2 refuses",
         "Use engine=ddp or deepspeed",
+    ),
+    _rule(
+        "number format of a described model",
+        "precision",
+        _runs,
+        "its own code does not run in this number format",
+        "Use another precision",
     ),
     _rule(
         "adapters of a described model",

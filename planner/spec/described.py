@@ -130,8 +130,8 @@ def head_step(program: Program) -> int:
 
 class DescribedWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A weight of a unit: its name within it, its shape, and how it is used: by a linear module, by grouped products of
-    experts (the first dimension counts them), in another way, or not at all ("unused"). `split` is the dimension that the model's own tensor
-    plan divides."""
+    experts (the first dimension counts them), in another way ("other"), or not at all ("unused"). `split` is the
+    dimension that the model's own tensor plan divides."""
 
     name: str
     shape: tuple[int, ...]
@@ -141,7 +141,7 @@ class DescribedWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class DescribedUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Weights, and programs by variant."""
+    """Weights, and programs by variant: those in which the model's own code runs."""
 
     weights: tuple[DescribedWeight, ...]
     programs: dict[str, Program]
@@ -154,9 +154,9 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     config.json), with which version of Transformers it was recorded, and the class of a layer.
 
     `unused` are weights that take no part in the loss, by their names in the model with * for the layer: the trainer
-    freezes them. `shared` are weights beside the token table that several modules hold. `adapts` says whether programs say
-    what it does with its weights frozen, `recomputes` says whether Transformers can recompute its layers, `padded` whether it needs its token
-    of padding to be built.
+    freezes them. `shared` are weights beside the token table that several modules hold. `adapts` says whether programs
+    say what it does with its weights frozen, `recomputes` whether Transformers can recompute its layers, `padded`
+    whether it needs its token of padding to be built.
     """
 
     config: dict[str, Any]

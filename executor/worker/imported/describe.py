@@ -7,8 +7,8 @@ Not here: one recording (record.py), or the programs of units (programs.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
 from collections import Counter
+from collections.abc import Collection, Sequence
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import nn
 
 from executor.worker.imported.programs import UnitProgram
 from executor.worker.imported.record import (
+    CodeFails,
     NotDescribed,
     fake_device,
     first_line,
@@ -36,6 +37,7 @@ from executor.worker.model.layers import (
     without_padding,
 )
 from executor.worker.model.losses import lend_loss
+from planner.spec.causal import other_than_causal, sentence
 from planner.spec.described import (
     DEVICES_RECORDED,
     Attend,
@@ -77,10 +79,16 @@ def config_of(raw: dict[str, Any]) -> Any:
 def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described:
     """The description of a config.json's causal language model."""
     import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if raw.get("quantization_config") is not None:
         raise NotDescribed("its weights are quantized, and those of the model before it was are needed")
+    kind = raw.get("model_type")
+    if (what := other_than_causal(raw, decodes=kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)) is not None:
+        raise NotDescribed(sentence(kind, what))
     config = config_of(raw)
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise NotDescribed(f"{kind} is no causal language model of Transformers")
     text = decoder_config(config)
     count = getattr(text, layer_key(text), None)
     if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
@@ -105,11 +113,16 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
     found: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
     unused: tuple[str, ...] = ()
     adapts = True
+    failed: list[CodeFails] = []
     for device in devices:
         for variant, (dtype, autocast) in VARIANTS.items():
             with fake_device(cuda=device == "cuda"):
                 model = built(few, dtype, padded=padded)
-                every = recorded(model, autocast=autocast)
+                try:
+                    every = recorded(model, autocast=autocast)
+                except CodeFails as error:
+                    failed.append(error)  # of a number format that its code does not take
+                    continue
                 unused = unused_weights(model, every)
                 frozen = frozen_like(every, model, autocast=autocast)
                 adapts = adapts and frozen is not None
@@ -119,6 +132,10 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
                 programs[unit][f"{variant}-{device}"] = made.made()
                 experts = any(one.use == "expert" for one in weights[unit])
                 found.setdefault(unit, made.products(experts=experts))
+    if failed and not found:
+        raise failed[0]
+    if not any(step.weight for program in programs["tail"].values() for step in program.steps):
+        raise NotDescribed("its head is no linear module that takes all tokens alike")
     units = {
         unit: DescribedUnit(
             weights=_marked(whole, names[unit], weights[unit], unused),

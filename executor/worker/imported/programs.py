@@ -69,8 +69,6 @@ class UnitProgram:
         self.whole = {0}
         """Places in the graph whose tensor is all of its storage."""
         self.inner: set[int] = set()
-        self.copied: set[int] = set()
-        """Copies of weights that linear modules made."""
         if self.given is not None and self.given.place is not None:
             self.places[self.given.place] = 0
         self.after: dict[int, int] = {}  # the step of each operation
@@ -138,10 +136,7 @@ class UnitProgram:
         end = inner[-1].tensor
         for one in inner:
             if one.kind == "op":
-                operation = self.base.operations[one.what]
-                self.inner.update(operation.made)
-                if any(seen.storage in self.base.weights for seen in operation.inputs) and len(operation.inputs) == 1:
-                    self.copied.update(operation.made)
+                self.inner.update(self.base.operations[one.what].made)
                 self.after[one.what] = place
         self.inner.discard(end.storage)
         reads = self._place(event.tensor.place)
@@ -174,7 +169,7 @@ class UnitProgram:
         node = self.base.nodes.get(operation.node)
         own = node is not None and self.recorded.first_operation.get(operation.node) == index
         whose = [one.storage for one in operation.results]
-        if own and not new and whose and all(one in self.base.weights or one in self.copied for one in whose):
+        if own and not new and whose and all(one in self.base.weights for one in whose):
             return None  # a view of a weight
         if not own or node is None:
             return Step(op=operation.name, new=tuple(new)) if new else None
@@ -300,17 +295,13 @@ class UnitProgram:
         return tuple(found)
 
     def _edges(self, recorded: Recorded, node: AutogradNode) -> list[Place | str | None]:
-        """Where a node's gradients go; that of a view of a weight, or of the copy that a linear module has of it, to the
-        weight itself."""
+        """Where a node's gradients go; that of a view of a weight to the weight itself."""
         found: list[Place | str | None] = []
         for edge in node.edges:
             while isinstance(edge, tuple) and edge not in self.places:
                 index = recorded.first_operation.get(edge[0])
                 before = [one for one in recorded.base.nodes[edge[0]].edges if one is not None]
-                if index is None or len(before) != 1:
-                    break
-                operation = recorded.base.operations[index]
-                if operation.made and not (operation.inside and operation.name == "_to_copy"):
+                if index is None or recorded.base.operations[index].made or len(before) != 1:
                     break
                 edge = before[0]
             found.append(edge)

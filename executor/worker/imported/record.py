@@ -244,7 +244,11 @@ def called(model: Any, inputs: Tensor, **labels: Tensor) -> None:
     except (DynamicOutputShapeException, DataDependentOutputException) as error:
         raise NotDescribed(f"the numbers in its tensors decide their sizes ({error.func})") from error
     except Exception as error:
-        raise NotDescribed(f"its code fails with {first_line(error)}") from error
+        raise CodeFails(f"its code fails with {first_line(error)}") from error
+
+
+class CodeFails(NotDescribed):
+    """A model's own code does not run."""
 
 
 def first_line(error: BaseException) -> str:
