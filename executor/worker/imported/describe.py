@@ -59,8 +59,6 @@ DEVICES = DEVICES_RECORDED
 LEFT_OUT = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "_name_or_path")
 """Keys of a config.json that name code, or where to fetch it."""
 MOST_LAYERS = 2000
-LONG = 1024
-"""Tokens of a sequence that shows a model's first forward."""
 SHORT = 2
 """Layers of the last kind in the small model, after all of the first kind: one, and one after it."""
 
@@ -269,7 +267,10 @@ def _split(plan: dict[str, str], name: str) -> int | None:
 
 def recorded(model: Any, *, autocast: bool) -> Recorded:
     """Recordings at every point."""
-    record(model, 1, _long(model), autocast=autocast, gradients=False)  # what it changes once, it has changed then
+    chosen = _choices(model)
+    record(model, *POINTS[0], autocast=autocast, gradients=False)  # what it changes once, it has changed then
+    if other := next((key for key, value in _choices(model).items() if chosen.get(key) != value), None):
+        raise NotDescribed(f"it chooses by the length of its sequences ({other})")
     runs = [record(model, batch, seq, autocast=autocast) for batch, seq in POINTS]
     try:
         return Recorded(runs, record(model, *POINTS[0], autocast=autocast, gradients=False))
@@ -277,10 +278,14 @@ def recorded(model: Any, *, autocast: bool) -> Recorded:
         return Recorded(runs, record(model, *POINTS[0], autocast=autocast, forgets=True))
 
 
-def _long(model: Any) -> int:
-    """A length at which a model does what it does at most lengths."""
-    most = getattr(decoder_config(model.config), "max_position_embeddings", None)
-    return min(LONG, most // 2) if isinstance(most, int) and most > 1 else LONG
+def _choices(model: nn.Module) -> dict[str, str]:
+    """What modules are told by words, such as which attention they use."""
+    return {
+        f"{name}.{key}".removeprefix("."): value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, str)
+    }
 
 
 def unused_weights(model: Any, every: Recorded) -> tuple[str, ...]:

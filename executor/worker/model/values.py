@@ -85,6 +85,8 @@ class Recorder(TorchDispatchMode):
             value = CONSTANTS[func._opname]
             calls = [] if value is None else [_Call(torch.ops.aten.fill_.Scalar, result, (value,), {})]
             self._made[result.untyped_storage()._cdata] = result.untyped_storage(), calls
+        elif func._opname == "constant_pad_nd" and result.shape == args[0].shape:  # tied biases, which may grow
+            self._made[result.untyped_storage()._cdata] = result.untyped_storage(), self._made_by(args[0]) or []
         return result
 
     def _made_by(self, tensor: Any) -> list[_Call] | None:
