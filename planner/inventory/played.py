@@ -48,6 +48,7 @@ def described_weights(model: ModelSpec, unit: str) -> tuple[Weight, ...]:
             expert=one.use == "expert",
             transposed=one.transposed,
             alone=one.use != "linear",
+            trainable=one.use != "unused",
         )
         for one in (described_of(model).units[unit].weights if unit in described_of(model).units else ())
     )
@@ -104,7 +105,11 @@ class Player:
                 self._linear(step, term)
             else:
                 self._operation(step, term)
-            self.tape.release(*(self._at(place) for place in step.ends))
+            self.end(step)
+
+    def end(self, step: Step) -> None:
+        """Let go of what goes out of scope after an operation."""
+        self.tape.release(*(self._at(place) for place in step.ends))
 
     def place(self, index: int) -> Tensor:
         """A place in the graph."""
@@ -254,6 +259,7 @@ def play_tail(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> tupl
     def after(logits: Tensor) -> Tensor:
         player.storages.append(logits.storage)
         player.places.append(logits)
+        player.end(step)
         player.run(program.steps[head + 1 :], term=LOGITS)
         return player.place(program.output)
 

@@ -67,11 +67,11 @@ NOTHING = Size()
 class Weight(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One weight tensor: its name in the model code, shape in elements, and the unit it is wrapped with.
 
-    `unit` is "embed", a kind of layer (units.layer_kinds) or "tail". `adapter` marks LoRA's matrices. `split` is the dimension that tensor parallelism divides (None:
-    every rank holds it whole), in `pieces` that cannot be divided further (heads; None: its rows). The first dimension
-    of an `expert` weight counts experts. `transposed` marks a matrix held as (in, out). `replaced` marks a weight of
-    which forward uses a trained copy. `form` is how a linear function
-    finds it: "plain", or "nf4", "nf4-double", "gptq" and "fp8" (narrow.py).
+    `unit` is "embed", a kind of layer (units.layer_kinds) or "tail". `adapter` marks LoRA's matrices. `split` is
+    the dimension that tensor parallelism divides (None: every rank holds it whole), in `pieces` that cannot be
+    divided further (heads; None: its rows). The first dimension of an `expert` weight counts experts. `transposed`
+    marks a matrix held as (in, out). `replaced` marks a weight of which forward uses a trained copy. `form` is how
+    a linear function finds it: "plain", or "nf4", "nf4-double", "gptq" and "fp8" (narrow.py).
     """
 
     name: str

@@ -50,6 +50,23 @@ def _plain_logits(case: Case) -> bool:
     return not any(after for program in described.units["tail"].programs.values() for after in _after_head(program))
 
 
+def _runs(case: Case) -> bool:
+    """Whether a model's code runs in the number format that the engine computes in."""
+    described, device = case.model.described, "cpu" if case.cluster.gpu.kind == "cpu" else "cuda"
+    under_autocast = "adapted" if case.lora is not None else "mixed"
+    computed = under_autocast if case.layout.engine in ("single", "ddp") else "pure"
+    numbers = {"fp32": "fp32", "pure-bf16": "pure"}.get(case.job.precision, computed)
+    return described is None or f"{numbers}-{device}" in described.units["tail"].programs
+
+
+def _no_idle_target(case: Case) -> bool:
+    """Whether no adapter stands on a weight without a gradient."""
+    described, lora = case.model.described, case.lora
+    if lora is None or described is None:
+        return True
+    return not any(name.removesuffix(".weight").rpartition(".")[2] in lora.targets for name in described.unused)
+
+
 def _after_head(program: Program) -> list[str]:
     return [step.op for step in program.steps[head_step(program) + 1 :] if step.new]
 
@@ -69,6 +86,41 @@ DESCRIBED: tuple[Rule, ...] = (
         lambda case: case.layout.recompute in ("none", "full"),
         "only whole layers of it are recomputed",
         "Use recompute=full or none",
+    ),
+    _rule(
+        "recomputed described model",
+        "recompute",
+        lambda case: case.layout.recompute == "none" or case.model.described.recomputes,
+        "Transformers cannot recompute its layers",
+        "Use recompute=none",
+    ),
+    _rule(
+        "shared weights of a described model under FSDP2",
+        "engine",
+        lambda case: case.layout.engine != "fsdp2" or not case.model.described.shared,
+        "its modules share a weight beside the token table, which FSDP2 refuses",
+        "Use engine=ddp or deepspeed",
+    ),
+    _rule(
+        "number format of a described model",
+        "precision",
+        _runs,
+        "its own code does not run in this number format",
+        "Use another precision",
+    ),
+    _rule(
+        "adapters of a described model",
+        "method",
+        lambda case: case.lora is None or case.model.described.adapts,
+        "it computes otherwise where its weights are frozen, which is not described",
+        "Use method=full",
+    ),
+    _rule(
+        "adapters on weights without a part in the loss",
+        "method",
+        _no_idle_target,
+        "adapters would stand on weights that take no part in its loss",
+        "Use method=full, or adapters on other modules",
     ),
     _rule(
         "attention of a described model",

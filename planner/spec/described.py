@@ -130,8 +130,8 @@ def head_step(program: Program) -> int:
 
 class DescribedWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A weight of a unit: its name within it, its shape, and how it is used: by a linear module, by grouped products of
-    experts (the first dimension counts them), or in another way. `split` is the dimension that the model's own tensor
-    plan divides."""
+    experts (the first dimension counts them), in another way ("other"), or not at all ("unused"). `split` is the
+    dimension that the model's own tensor plan divides."""
 
     name: str
     shape: tuple[int, ...]
@@ -141,7 +141,7 @@ class DescribedWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class DescribedUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Weights, and programs by variant."""
+    """Weights, and programs by variant: those in which the model's own code runs."""
 
     weights: tuple[DescribedWeight, ...]
     programs: dict[str, Program]
@@ -153,7 +153,13 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Units by name ("embed", one for each kind of layer, "tail"), how the trainer builds the model (`config`, as in a
     config.json), with which version of Transformers it was recorded, the class of a layer, and the kinds of its layers
     in order: `runs` of (kind, layers). Without `runs` the first `dense_layers` are of kind "dense", the others of kind
-    "layer"."""
+    "layer".
+
+    `unused` are weights that take no part in the loss, by their names in the model with * for the layer: the trainer
+    freezes them. `shared` are weights beside the token table that several modules hold. `adapts` says whether programs
+    say what it does with its weights frozen, `recomputes` whether Transformers can recompute its layers, `padded`
+    whether it needs its token of padding to be built.
+    """
 
     config: dict[str, Any]
     transformers: str
@@ -161,3 +167,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     layer_class: str
     dense_layers: int = 0
     runs: tuple[tuple[str, int], ...] = ()
+    unused: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    adapts: bool = True
+    recomputes: bool = True
+    padded: bool = False

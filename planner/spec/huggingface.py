@@ -18,6 +18,7 @@ from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.names import check_name
 from planner.spec import Mla, ModelSpec, Moe
+from planner.spec.causal import other_than_causal, sentence
 from planner.spec.described import SCHEMA
 from planner.spec.formats import FORMATS, SHIPPED_QUANTIZED, Format
 from planner.spec.model import Activation, RopeScaling
@@ -53,6 +54,9 @@ def read_config(path: str | os.PathLike[str]) -> ModelSpec:
 def spec_of(config: dict[str, Any], file: Path, name: str) -> ModelSpec:
     """The model of a decoded config.json; `file` is how a refusal names it."""
     kind = config.get("model_type")
+    if kind not in FORMATS and (what := other_than_causal(config)) is not None:
+        fix = "Give the config.json of a decoder: its architectures name ...ForCausalLM"
+        raise PlannerError(f"{file}: model_type", None, sentence(kind, what), fix)
     if isinstance(kind, str) and _is_unknown(kind, config):
         from planner.spec.importing import imported  # starts a process
 
@@ -84,15 +88,18 @@ TOWERS = ("vision_config", "vision_tower_config", "audio_config", "speech_config
 DENSE = frozenset(("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"))
 NOT_DENSE = r"expert|moe|lora_rank|ssm|mamba|conv|encoder|type_vocab"
 """Keys that all decoders like Llama's have, and words in those of others."""
+NO_SLIPS = ("gemma3n_text", "gpt_neo", "ministral", "mllama")
+"""Types of Transformers with the name of a known family but for a letter."""
 NEAR = 0.85
 """How like a known family a name must be to be taken for a slip of the keyboard: lama is, mamba is not."""
 
 
 def _is_unknown(kind: str, config: Mapping[str, Any]) -> bool:
     """Whether a config.json is of a family whose own code may describe it, and not of one here, or of one misspelt."""
-    if kind in FORMATS or not kind.isidentifier():
+    if kind in FORMATS or not kind.replace("-", "_").isidentifier():
         return False
-    return kind != "gemma3" and "Did you mean" not in _other_way(kind, config) and not any(map(config.get, TOWERS))
+    slip = kind not in NO_SLIPS and "Did you mean" in _other_way(kind, config)
+    return kind != "gemma3" and not slip and not any(map(config.get, TOWERS))
 
 
 def _refuse_other_towers(config: dict[str, Any], kind: object, file: Path) -> None:

@@ -33,7 +33,7 @@ LIMIT_S = 60.0
 MOST_SAID = 90
 """Characters of what a stranger's code says that are passed on."""
 WRONG = "is no description of a model"
-RECORD = 1
+RECORD = 2
 """Changes when the same model would be described otherwise: files of an earlier number are made again."""
 
 
@@ -102,9 +102,9 @@ def check_described(described: Described, layers: int, where: str) -> None:
         if unit not in described.units:
             raise PlannerError(f"{where}: units", unit, "is missing", "Make it again: executor import")
     for unit, found in described.units.items():
-        for variant in VARIANTS:
-            if variant not in found.programs:
-                raise PlannerError(f"{where}: {unit}.{variant}", None, "is missing", "Make it again: executor import")
+        programs, others = found.programs.keys(), described.units["tail"].programs.keys()
+        for variant in (programs ^ others) | (programs - set(VARIANTS)) if programs else set(VARIANTS):
+            raise PlannerError(f"{where}: {unit}.{variant}", None, "is missing", "Make it again: executor import")
         names = {weight.name for weight in found.weights} | _tied(described, unit)
         for variant, program in found.programs.items():
             for wrong in _wrong(program, names, unit):

@@ -125,7 +125,9 @@ BAD: dict[str, tuple[object, str]] = {
     "of no width": ({"model_type": "olmo2", "hidden_size": 0}, "cannot build it"),
     "of an unknown type": ({"model_type": "nothing_known"}, "cannot read its configuration"),
     "quantized": ({"model_type": "olmo2", "quantization_config": {"bits": 4}}, "quantized"),
-    "of an encoder": ({"model_type": "t5"}, "cannot build it"),
+    "of an encoder with a decoder": ({"model_type": "t5"}, "t5 is an encoder with a decoder: planner plans causal"),
+    "of an encoder": ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "bert is an encoder: planner"),
+    "of a kind that is no language model": ({"model_type": "sam"}, "sam is no causal language model"),
 }
 
 

@@ -7,18 +7,38 @@ Not here: one recording (record.py), or the programs of units (programs.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from itertools import groupby, takewhile
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from executor.worker.imported.programs import UnitProgram
-from executor.worker.imported.record import NotDescribed, fake_device, is_linear, layers_of, record
-from executor.worker.imported.recorded import POINTS, Recorded
-from executor.worker.model.layers import of_layers, without_padding
+from executor.worker.imported.record import (
+    CodeFails,
+    NotDescribed,
+    fake_device,
+    first_line,
+    is_linear,
+    layers_of,
+    record,
+)
+from executor.worker.imported.recorded import POINTS, OtherWithoutGradients, Recorded
+from executor.worker.model.layers import (
+    can_recompute,
+    counts_from_padding,
+    decoder_config,
+    layer_key,
+    of_layers,
+    unnumbered,
+    without_padding,
+)
+from executor.worker.model.losses import lend_loss
 from planner.inventory.units import ENDS
+from planner.spec.causal import other_than_causal, sentence
 from planner.spec.described import (
     DEVICES_RECORDED,
     Attend,
@@ -62,17 +82,28 @@ def config_of(raw: dict[str, Any]) -> Any:
 def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described:
     """The description of a config.json's causal language model."""
     import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if raw.get("quantization_config") is not None:
         raise NotDescribed("its weights are quantized, and those of the model before it was are needed")
+    kind = raw.get("model_type")
+    if (what := other_than_causal(raw, decodes=kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)) is not None:
+        raise NotDescribed(sentence(kind, what))
     config = config_of(raw)
-    count = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise NotDescribed(f"{kind} is no causal language model of Transformers")
+    text = decoder_config(config)
+    count = getattr(text, layer_key(text), None)
     if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
-        raise NotDescribed(f"num_hidden_layers is {count}, and must be 1 to {MOST_LAYERS}")
+        raise NotDescribed(f"{layer_key(text)} is {count}, and must be 1 to {MOST_LAYERS}")
+    padded = False
     with torch.device("meta"):
         whole = built(config, torch.bfloat16)
+        if counts_from_padding(whole):
+            config, padded = config_of(raw), True
+            whole = built(config, torch.bfloat16, padded=True)
     path, layers = layers_of(whole)
-    kinds = kinds_of(layers, config.get_text_config())
+    kinds = kinds_of(layers, text)
     places = places_of(kinds)
     few = of_layers(config_of(raw), min(max(places.values()) + SHORT, count))
     programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *places)}
@@ -81,21 +112,34 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
     if is_tied(whole):
         weights["embed"] = ()
     found: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
+    unused: tuple[str, ...] = ()
+    adapts = True
+    failed: list[CodeFails] = []
     for device in devices:
         for variant, (dtype, autocast) in VARIANTS.items():
             with fake_device(cuda=device == "cuda"):
-                model = built(few, dtype)
-                every = recorded(model, autocast=autocast)
+                model = built(few, dtype, padded=padded)
+                try:
+                    every = recorded(model, autocast=autocast)
+                except CodeFails as error:
+                    failed.append(error)  # of a number format that its code does not take
+                    continue
+                unused = unused_weights(model, every)
                 frozen = frozen_like(every, model, autocast=autocast)
+                adapts = adapts and frozen is not None
             for unit in programs:
                 key = (unit if unit in ("embed", "tail") else "layer", places.get(unit, 0))
                 made = UnitProgram(every, key, names[unit], frozen)
                 programs[unit][f"{variant}-{device}"] = made.made()
                 experts = any(one.use == "expert" for one in weights[unit])
                 found.setdefault(unit, made.products(experts=experts))
+    if failed and not found:
+        raise failed[0]
+    if not any(step.weight for program in programs["tail"].values() for step in program.steps):
+        raise NotDescribed("its head is no linear module that takes all tokens alike")
     units = {
         unit: DescribedUnit(
-            weights=weights[unit],
+            weights=_marked(whole, names[unit], weights[unit], unused),
             programs=programs[unit],
             attention=found[unit][0],
             products=found[unit][1],
@@ -108,15 +152,22 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         units=units,
         layer_class=type(layers[0]).__name__,
         runs=tuple((kind, len(list(group))) for kind, group in groupby(kinds)),
+        unused=unused,
+        shared=shared_weights(whole),
+        adapts=adapts,
+        recomputes=can_recompute(whole),
+        padded=padded,
     )
 
 
-def built(config: Any, dtype: torch.dtype) -> Any:
-    """The causal language model of a configuration, whose weights nothing fills."""
+def built(config: Any, dtype: torch.dtype, *, padded: bool = False) -> Any:
+    """The causal language model of a configuration, whose weights nothing fills, with its token of padding where it is
+    `padded`."""
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    without_padding(config)
+    if not padded:
+        without_padding(config)
     try:
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
@@ -124,6 +175,7 @@ def built(config: Any, dtype: torch.dtype) -> Any:
         raise NotDescribed(f"Transformers cannot build it: {first_line(error)}") from None
     model.tie_weights()
     model.config.use_cache = False
+    lend_loss(model)
     return model.train()
 
 
@@ -179,11 +231,19 @@ def names_of(model: Any, path: str, places: dict[str, int]) -> dict[str, dict[st
         for name, _ in layers_of(model)[1][index].named_parameters():
             found[unit][start + name] = name.removesuffix(".weight")
     if tied:
-        names = {id(module): name for name, module in model.named_modules()}
-        table = names[id(model.get_input_embeddings())]
-        found["tail"][f"{names[id(model.get_output_embeddings())]}.weight"] = found["tail"][f"{table}.weight"]
+        table = model.get_input_embeddings().weight
+        alike = [name for name, weight in model.named_parameters(remove_duplicate=False) if weight is table]
+        found["tail"].update(dict.fromkeys(alike, found["tail"][alike[0]]))
         found["embed"] = dict(found["tail"])
     return found
+
+
+def shared_weights(model: Any) -> tuple[str, ...]:
+    """The weights that several modules hold, beside the token table."""
+    table = model.get_input_embeddings().weight
+    names = {name for name, _ in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return tuple(unnumbered(model, name) for name, weight in every if name not in names and weight is not table)
 
 
 def is_tied(model: Any) -> bool:
@@ -231,20 +291,57 @@ def _split(plan: dict[str, str], name: str) -> int | None:
 
 def recorded(model: Any, *, autocast: bool) -> Recorded:
     """Recordings at every point."""
+    chosen = _choices(model)
+    record(model, *POINTS[0], autocast=autocast, gradients=False)  # what it changes once, it has changed then
+    if other := next((key for key, value in _choices(model).items() if chosen.get(key) != value), None):
+        raise NotDescribed(f"it chooses by the length of its sequences ({other})")
     runs = [record(model, batch, seq, autocast=autocast) for batch, seq in POINTS]
-    plain = record(model, *POINTS[0], autocast=autocast, gradients=False)
-    return Recorded(runs, plain)
+    try:
+        return Recorded(runs, record(model, *POINTS[0], autocast=autocast, gradients=False))
+    except OtherWithoutGradients:
+        return Recorded(runs, record(model, *POINTS[0], autocast=autocast, forgets=True))
 
 
-def frozen_like(every: Recorded, model: Any, *, autocast: bool) -> Recorded:
-    """One more recording, of the same model with all its weights frozen but the token table."""
+def _choices(model: nn.Module) -> dict[str, str]:
+    """What modules are told by words, such as which attention they use."""
+    return {
+        f"{name}.{key}".removeprefix("."): value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, str)
+    }
+
+
+def unused_weights(model: Any, every: Recorded) -> tuple[str, ...]:
+    """The weights that no gradient is made of, as `unnumbered` names them."""
+    edges = Counter(edge for node in every.base.nodes.values() for edge in node.edges if isinstance(edge, str))
+    weights = dict(model.named_parameters())
+    table = model.get_input_embeddings().weight
+    if parts := next((name for name, times in edges.items() if times > 2 and weights[name] is not table), None):
+        raise NotDescribed(f"{unnumbered(model, parts)} is read in several parts")
+    used = {unnumbered(model, name) for name in weights if name in edges}
+    found = dict.fromkeys(unnumbered(model, name) for name in weights if name not in edges)
+    if some := next((name for name in found if name in used), None):
+        raise NotDescribed(f"{some} takes part in the loss in some of its layers alone")
+    return tuple(found)
+
+
+def _marked(
+    model: Any, names: dict[str, str], weights: tuple[DescribedWeight, ...], unused: Collection[str]
+) -> tuple[DescribedWeight, ...]:
+    """Weights of a unit, those that are `unused` with that use."""
+    idle = {own for name, own in names.items() if unnumbered(model, name) in unused}
+    return tuple(replace(one, use="unused") if one.name in idle else one for one in weights)
+
+
+def frozen_like(every: Recorded, model: Any, *, autocast: bool) -> Recorded | None:
+    """One more recording, of the same model with all its weights frozen but the token table; None where it computes
+    otherwise then, as torch.matmul does."""
     table = model.get_input_embeddings().weight
     for weight in model.parameters():
         weight.requires_grad_(weight is table)
-    return Recorded([record(model, *POINTS[0], autocast=autocast)], every.plain, like=every)
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception of a stranger's code says, in a few words."""
-    first = (str(error).splitlines() or [""])[0].partition(". ")[0]
-    return f"{type(error).__name__}: {first[:160]}"
+    one = record(model, *POINTS[0], autocast=autocast)
+    names = [[op.name for op in run.operations[: every.forward]] for run in (one, every.base)]
+    if names[0] != names[1]:
+        return None
+    return Recorded([one], every.plain, like=every)

@@ -8,26 +8,27 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from executor.worker.model.layers import decoder_config, layer_key
 from planner.spec import ModelSpec, Moe
 from planner.spec.described import Described
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k", "num_selected_experts")
-WIDTHS = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "mlp_hidden_size")
+WIDTHS = ("decoder_ffn_dim", "intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "mlp_hidden_size")
 
 
 def spec_of(name: str, raw: dict[str, Any], config: Any, described: Described) -> ModelSpec:
     """The model's facts, with its description; a fact that its configuration does not name is 1, or none."""
-    text = config.get_text_config()
+    text = decoder_config(config)
     hidden = _first(text, ("hidden_size", "d_model", "n_embd"), 1)
-    heads = _first(text, ("num_attention_heads", "n_head", "num_heads"), 1)
+    heads = _first(text, ("decoder_attention_heads", "num_attention_heads", "n_head", "num_heads"), 1)
     kv_heads = _first(text, ("num_key_value_heads", "num_kv_heads", "multi_query_group_num"), heads)
     windows = getattr(text, "layer_types", None) or []
     full = [place for place, kind in enumerate(windows, 1) if kind == "full_attention"]
     return ModelSpec(
         name=re.sub(r"[^\w.-]", "-", name) or "model",
         family=str(raw["model_type"]),
-        layers=int(text.num_hidden_layers),
+        layers=int(getattr(text, layer_key(text))),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads if heads % kv_heads == 0 else heads,

@@ -141,6 +141,9 @@ class UnitProgram:
         self.inner.discard(end.storage)
         reads = self._place(event.tensor.place)
         width = self._gives(end.storage, [end.place])
+        for operation in (self.base.operations[one.what] for one in inner if one.kind == "op"):
+            if operation.made == [end.storage]:  # what writes over its result reads the product's own place
+                self.places.setdefault((operation.node, 0), self.count - 1)
         own = self.names_of_linears[event.what]
         bias = self.names.get(f"{event.what}.bias", "")
         return Step(op="linear", gives=width, node=AutogradStep(reads=(reads,)), weight=own, bias=bias)

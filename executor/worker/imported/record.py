@@ -14,7 +14,11 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -177,8 +181,13 @@ def fake_device(*, cuda: bool) -> Iterator[None]:
         yield
 
 
-def record(model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool = True) -> ModelRecording:
-    """One micro-batch through the model up to its logits and, with gradients, back. Enter `fake_device` first."""
+def record(
+    model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool = True, forgets: bool = False
+) -> ModelRecording:
+    """One micro-batch through the model up to its logits and, with gradients, back. Enter `fake_device` first.
+
+    Where autograd `forgets`, it keeps no tensors, and there is no backward.
+    """
     recorder, caught = ModelRecorder(), []
     handles = _watched(model, recorder)
 
@@ -196,16 +205,17 @@ def record(model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool 
         for known in (*model.buffers(), inputs, targets):
             recorder.see(known)
         recorder.on = True
-        saved = torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor)
+        keep = (lambda _: None) if forgets else recorder.keep
+        saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         precision = torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext()
         with precision, nullcontext() if gradients else torch.no_grad(), saved:
-            model(input_ids=inputs, labels=targets, shift_labels=targets, use_cache=False)
+            called(model, inputs, labels=targets, shift_labels=targets)
         recorder.on = False
         if not caught:
             raise NotDescribed("its forward asks no loss_function for the loss")
         logits = caught.pop()
         recorder.found.logits = recorder.see(logits)
-        if gradients:
+        if gradients and not forgets:
             names = {id(weight): name for name, weight in model.named_parameters()}
             _collect(logits.grad_fn, nodes, names)
             _backward(recorder, nodes, logits)
@@ -219,16 +229,42 @@ def record(model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool 
     return recorder.found
 
 
+def called(model: Any, inputs: Tensor, **labels: Tensor) -> None:
+    """A model's forward, or a refusal that says how it fails."""
+    try:
+        model(input_ids=inputs, use_cache=False, **labels)
+    except NotDescribed:
+        raise
+    except (DynamicOutputShapeException, DataDependentOutputException) as error:
+        raise NotDescribed(f"the numbers in its tensors decide their sizes ({error.func})") from error
+    except Exception as error:
+        raise CodeFails(f"its code fails with {first_line(error)}") from error
+
+
+class CodeFails(NotDescribed):
+    """A model's own code does not run."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception of a stranger's code says, in a few words."""
+    first = (str(error).splitlines() or [""])[0].partition(". ")[0]
+    return f"{type(error).__name__}: {first[:160]}"
+
+
 def _watched(model: nn.Module, recorder: ModelRecorder) -> list[Any]:
     """Hooks that tell a recorder which layer and which linear module is at work."""
     layers, handles = layers_of(model)[1], []
+    entered: set[int] = set()
 
     def enter(index: int, given: Any) -> None:
+        if index in entered:
+            raise NotDescribed("its layers are run several times in one forward")
+        entered.add(index)
         recorder.unit = ("layer", index)
         recorder.note("enter", recorder.unit, recorder.see(given))
 
     def leave(index: int, result: Any) -> None:
-        recorder.note("leave", recorder.unit, recorder.see(result[0] if isinstance(result, tuple) else result))
+        recorder.note("leave", recorder.unit, recorder.see(result[0] if isinstance(result, tuple | list) else result))
         recorder.unit = ("gap", index) if index + 1 < len(layers) else ("tail", 0)
 
     def begin(name: str, given: Any) -> None:

@@ -48,9 +48,14 @@ def size_of(points: Sequence[Point], values: Sequence[float], what: Callable[[],
     return terms[0] if len(terms) == 1 else tuple(terms)
 
 
+class OtherWithoutGradients(NotDescribed):
+    """A model computes otherwise where no gradients are wanted: torch.matmul folds other products, attention takes
+    another kernel for a mask that is learned."""
+
+
 class Recorded:
-    """Recordings with gradients at each of `POINTS`, and one without gradients at the first, which says when variables
-    go out of scope."""
+    """Recordings with gradients at each of `POINTS`, and one in which autograd keeps nothing at the first, which says
+    when variables go out of scope."""
 
     def __init__(self, runs: Sequence[ModelRecording], plain: ModelRecording, like: Recorded | None = None) -> None:
         """A single run may be `like` others of the same model, whose tensors tell how those of its sizes grow."""
@@ -78,7 +83,7 @@ class Recorded:
                 self.copies.add(ours.pop(0))
             if not ours or plain.operations[one].name != self.base.operations[ours[0]].name:
                 name, unit, place = plain.operations[one].name, *plain.operations[one].unit
-                raise NotDescribed(f"{name} in {unit} {place} is there without gradients alone")
+                raise OtherWithoutGradients(f"{name} in {unit} {place} is there without gradients alone")
             self.pairs.append((one, ours.pop(0)))
         for index in self.copies:
             copy, writes = self.base.operations[index : index + 2]

@@ -5,26 +5,62 @@ Not here: what is done to them.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
 
 
+def decoder_config(config: Any) -> Any:
+    """The part of a configuration that its causal language model is made of."""
+    return config.decoder if "decoder" in config.sub_configs else config.get_text_config()
+
+
+def layer_key(text: Any) -> str:
+    """What a configuration calls its number of layers."""
+    return next((key for key in ("num_decoder_layers", "decoder_layers") if key in vars(text)), "num_hidden_layers")
+
+
 def of_layers(config: Any, layers: int) -> Any:
     """A configuration cut to its first layers, and all that it lists for each layer."""
-    text = config.get_text_config()
-    before = text.num_hidden_layers
+    text = decoder_config(config)
+    key = layer_key(text)
+    before = getattr(text, key)
     if layers != before:
-        for key, value in list(vars(text).items()):
+        for name, value in list(vars(text).items()):
             if isinstance(value, list) and len(value) == before:
-                setattr(text, key, value[:layers])
-        text.num_hidden_layers = layers
+                setattr(text, name, value[:layers])
+        setattr(text, key, layers)
     return config
 
 
 def without_padding(config: Any) -> None:
     """Take a configuration's token of padding away: the trainer has none, and some configurations check what is set."""
-    vars(config.get_text_config())["pad_token_id"] = None
+    vars(decoder_config(config))["pad_token_id"] = None
+
+
+def counts_from_padding(model: Any) -> bool:
+    """Whether modules of a model that was built without a token of padding look for it, as those do that number
+    positions from it on."""
+    return any(
+        getattr(module, name, 0) is None and not isinstance(module, nn.Embedding)
+        for module in model.modules()
+        for name in ("padding_idx", "pad_index")
+    )
+
+
+def freeze_unused(model: Any, unused: Collection[str]) -> None:
+    """Freeze weights that take no part in the loss, which are named as `unnumbered` does."""
+    for name, weight in model.named_parameters():
+        if unused and unnumbered(model, name) in unused:
+            weight.requires_grad_(False)
+
+
+def unnumbered(model: Any, name: str) -> str:
+    """The name of a weight without the number of its layer."""
+    found = named_layers(model)
+    return name if found is None else re.sub(rf"^{re.escape(found[0])}\.\d+\.", f"{found[0]}.*.", name)
 
 
 def layers_of(model: Any) -> nn.ModuleList:
@@ -35,15 +71,31 @@ def layers_of(model: Any) -> nn.ModuleList:
 
 
 def named_layers(model: Any) -> tuple[str, nn.ModuleList] | None:
-    """The decoder's list of layers with its name: the longest list of modules that Transformers can recompute."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
+    """The decoder's list of layers with its name: of the lists of modules that Transformers can recompute, or else of
+    all, the one that is as long as the configuration says, or else the longest."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     inside = {id(module) for module in (decoder or model).modules()}
     found = [
         (name, module)
         for name, module in model.named_modules()
-        if id(module) in inside and isinstance(module, nn.ModuleList)
-        if len(module) and isinstance(module[0], GradientCheckpointingLayer)
+        if isinstance(module, nn.ModuleList) and len(module) and any(True for _ in module.parameters())
     ]
-    return max(found, key=lambda one: len(one[1]), default=None)
+    text = decoder_config(model.config)
+    count = getattr(text, layer_key(text), None)
+
+    def rank(layers: nn.ModuleList) -> tuple[bool, bool, bool, int]:
+        return id(layers) in inside, _is_recomputed(layers), len(layers) == count, len(layers)
+
+    return max(found, key=lambda one: rank(one[1]), default=None)
+
+
+def _is_recomputed(layers: nn.ModuleList) -> bool:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return isinstance(layers[0], GradientCheckpointingLayer)
+
+
+def can_recompute(model: Any) -> bool:
+    """Whether Transformers recomputes a model's layers where it is asked to."""
+    found = named_layers(model)
+    return bool(model.supports_gradient_checkpointing) and found is not None and _is_recomputed(found[1])

@@ -1,5 +1,5 @@
 """Losses that never hold all logits: head and cross-entropy a piece of the tokens at a time, and cross-entropy that
-writes the gradient over the logits.
+writes the gradient over the logits. And the loss that all models have alike.
 
 `install` puts one in the place of the model's own. The head is a module, before whose forward frameworks gather its
 weight, and a model's forward returns what it makes, of which Accelerate makes an fp32 copy: so the loss is computed
@@ -9,6 +9,7 @@ here: losses on whole logits, which are Transformers' own.
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Iterator
 from typing import Any, cast
@@ -34,6 +35,31 @@ def install(model: Any, loss: Loss | None, pieces: int) -> None:
     head.forward = types.MethodType(_chunked if loss == "chunked" else _in_place, head)
     model.loss_function = _already
     model.register_forward_pre_hook(_tell_head, with_kwargs=True)
+
+
+def lend_loss(model: Any) -> None:
+    """Have a model whose forward computes a loss by its own code, or none, ask for `loss_function` of its logits as
+    others do: the mean over a micro-batch is not the mean over a step's."""
+    if "loss_function" in inspect.unwrap(type(model).forward).__code__.co_names:
+        return
+    model.own_forward = model.forward
+    model.forward = types.MethodType(_forward, model)
+
+
+def _forward(
+    model: Any, /, labels: Any = None, shift_labels: Any = None, num_items_in_batch: Any = None, **arguments: Any
+) -> Any:
+    """Forward of a model that was lent its loss."""
+    result = model.own_forward(**arguments)
+    if labels is not None:
+        result.loss = model.loss_function(
+            logits=result.logits,
+            labels=labels,
+            vocab_size=result.logits.size(-1),
+            shift_labels=shift_labels,
+            num_items_in_batch=num_items_in_batch,
+        )
+    return result
 
 
 def trained_head(model: Any) -> Any:

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from executor.worker.model import compiled, loading, losses, recompute
 from executor.worker.model.adapters import add_adapters, is_adapter, is_magnitude, ordinary_name, with_copies
-from executor.worker.model.layers import of_layers, without_padding
+from executor.worker.model.layers import freeze_unused, of_layers, without_padding
 from executor.worker.model.quantized import pack_layers
 from executor.worker.model.seeds import seed_all
 from executor.worker.model.values import Recorder, WeightValues, drawn, stored
@@ -85,6 +85,9 @@ def unfilled_model(plan: Plan) -> Unfilled:
     loading.restore_buffers(model)
     base = stored(job.recipe.checkpoint, model) if job.recipe.checkpoint else []
     names = {} if base else {id(weight): name for name, weight in model.named_parameters()}
+    recorder.calls += [] if base else recorder.constants(model.parameters())
+    if plan.model.described is not None:
+        freeze_unused(model, plan.model.described.unused)
     if job.base_quantization is not None:
         pack_layers(model, job.base_quantization, dtype)
     if job.adapters is not None:
@@ -98,6 +101,7 @@ def unfilled_model(plan: Plan) -> Unfilled:
         values = with_copies(values, model)
     recompute.enable(model, plan)
     compiled.enable(model, plan.layout)
+    losses.lend_loss(model)
     losses.install(model, plan.layout.loss, pieces_of(Case.of(plan).parts, plan.model))
     return Unfilled(model.train(), values)
 
@@ -132,7 +136,8 @@ def model_config(plan: Plan) -> Any:
         return AutoConfig.from_pretrained(plan.job.recipe.checkpoint, local_files_only=True, trust_remote_code=False)
     if plan.model.described is not None:
         config = AutoConfig.for_model(**plan.model.described.config | {"use_cache": False})
-        without_padding(config)
+        if not plan.model.described.padded:
+            without_padding(config)
         return of_layers(config, plan.model.layers)
     return transformers_config(plan.model, plan.job.seq_len)
 

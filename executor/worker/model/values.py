@@ -52,6 +52,10 @@ def zeros(target: torch.Tensor) -> torch.Tensor:
     return torch.zeros((), dtype=target.dtype, device="cpu").expand(local.shape)
 
 
+CONSTANTS = {"empty": None, "zeros": 0, "ones": 1}
+"""Operations that make what modules take for their weights, and the number that is in it."""
+
+
 class Recorder(TorchDispatchMode):
     """While entered, notes everything that is written into a Parameter without data: how it is to be drawn.
 
@@ -62,28 +66,69 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []
+        self._made: dict[int, tuple[Any, list[_Call]]] = {}  # tensors without data by storage, which lives on
 
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         written = args[0] if args and func._schema.is_mutable else None
-        if isinstance(written, nn.Parameter):
-            self.calls.append(_Call(func, written, args[1:], kwargs))
-        assert not isinstance(getattr(written, "_base", None), nn.Parameter), "a part of a weight is initialised apart"
-        return func(*args, **kwargs)
+        if isinstance(written, torch.Tensor) and written.is_meta:
+            base = written if written._base is None else written._base
+            part = None if isinstance(written, nn.Parameter) else written
+            sources = [self._made_by(one) for one in args[1:]]
+            call = _Call(func, base, args[1:], kwargs, part, sources)
+            into = self.calls if isinstance(base, nn.Parameter) else self._made_by(base)
+            assert into is not None
+            into.append(call)
+        result = func(*args, **kwargs)
+        if func._opname in CONSTANTS and result.is_meta:
+            value = CONSTANTS[func._opname]
+            calls = [] if value is None else [_Call(torch.ops.aten.fill_.Scalar, result, (value,), {})]
+            self._made[result.untyped_storage()._cdata] = result.untyped_storage(), calls
+        elif func._opname == "constant_pad_nd" and result.shape == args[0].shape:  # tied biases, which may grow
+            self._made[result.untyped_storage()._cdata] = result.untyped_storage(), self._made_by(args[0]) or []
+        return result
+
+    def _made_by(self, tensor: Any) -> list[_Call] | None:
+        """What was written into a tensor without data that is no weight; None of any other."""
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_meta:
+            return None
+        storage = tensor.untyped_storage()
+        return self._made.setdefault(storage._cdata, (storage, []))[1]
+
+    def constants(self, weights: Iterable[nn.Parameter]) -> list[_Call]:
+        """Writes into weights that nothing is written into after they were made of zeros or ones."""
+        written = {id(call.weight) for call in self.calls}
+        found = []
+        for weight in weights:
+            if id(weight) not in written:
+                found += [_Call(one.func, weight, one.args, one.kwargs) for one in self._made_by(weight) or ()]
+        return found
 
 
 class _Call:
-    """One write into a weight without data."""
+    """One write into a tensor without data, or into `part`, a view of a part of it. `sources` are for each argument the
+    writes into it, where it has no data either."""
 
-    def __init__(self, func: Any, weight: nn.Parameter, args: Any, kwargs: Any) -> None:
+    def __init__(
+        self, func: Any, weight: torch.Tensor, args: Any, kwargs: Any, part: Any = None, sources: Any = ()
+    ) -> None:
         self.func, self.weight, self.args, self.kwargs = func, weight, args, kwargs
         self.shape, self.dtype = weight.shape, weight.dtype
         self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self.view = None if part is None else (part.size(), part.stride(), part.storage_offset())
+        self.sources = [None if source is None else list(source) for source in sources]
+        assert self.view is None or not self.random, "a part of a weight is drawn apart"
 
     def on(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
         kwargs = self.kwargs | ({"generator": generator} if self.random else {})
-        self.func(tensor, *self.args, **kwargs)
+        args = list(self.args)
+        for place, source in enumerate(self.sources):
+            if source is not None:
+                args[place] = torch.empty(args[place].shape, dtype=args[place].dtype, device="cpu")
+                for one in source:
+                    one.on(args[place], generator)
+        self.func(tensor if self.view is None else tensor.as_strided(*self.view), *args, **kwargs)
 
 
 def drawn(

@@ -168,8 +168,13 @@ def as_on_cuda() -> list[tuple[Any, str, Any]]:
 
     attention, power = functional.scaled_dot_product_attention, torch.pow
 
-    def wide_power(x: torch.Tensor, exponent: float) -> torch.Tensor:
-        return power(x.float() if torch.is_autocast_enabled("cpu") else x, exponent)
+    def wide(x: Any) -> Any:
+        narrow = isinstance(x, torch.Tensor) and x.dtype in (torch.float16, torch.bfloat16)
+        return x.float() if narrow and torch.is_autocast_enabled("cpu") else x
+
+    def wide_power(x: Any, exponent: Any, **options: Any) -> torch.Tensor:
+        result: torch.Tensor = power(wide(x), wide(exponent), **options)
+        return result
 
     def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         return torch.native_dropout(x, p, train=True)[0] if training and p else x

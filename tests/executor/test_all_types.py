@@ -1,0 +1,73 @@
+"""Claims about every type of causal language model that Transformers has: it is imported, and has all the parameters of
+its module, or is refused in one line.
+
+Not here: whether the peak of what is imported is right (test_imported.py).
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from executor.worker.imported import describe as describing
+from executor.worker.imported.describe import config_of, describe
+from executor.worker.imported.facts import spec_of
+from executor.worker.imported.record import NotDescribed
+from planner.inventory import parameters
+
+TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+INDEXER = {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 128, "indexer_budget": 2048,
+           "indexer_compress_ratio": 16}  # fmt: skip
+FIELDS: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 8}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2_moe": {"num_hidden_layers": 6, "layer_types": ["conv", "conv", "full_attention"] * 2},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 48, "head_dim": 128},
+    "qwen4_exp_text": INDEXER,
+    "qwen4_exp": {"text_config": INDEXER},
+    "reformer": {"is_decoder": True},
+    "xmod": {"default_language": "en_XX"},
+}
+"""Fields that every published config.json of a type has, and without whose defaults Transformers cannot build it."""
+REFUSED: dict[str, str] = {}
+
+
+def config_file(kind: str) -> dict[str, Any]:
+    """A type's default configuration, as a config.json says it."""
+    raw: dict[str, Any] = CONFIG_MAPPING[kind](**FIELDS.get(kind, {})).to_dict()
+    return {key: value for key, value in raw.items() if key not in ("transformers_version", "dtype")}
+
+
+IN_CI = Random(31).sample(TYPES, 6)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(one, marks=() if one in IN_CI else pytest.mark.long) for one in TYPES])
+def test_a_type_is_imported_with_all_its_parameters_or_refused_in_one_line(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describing, "VARIANTS", {"mixed": describing.VARIANTS["mixed"]})
+    raw = config_file(kind)
+    if kind in REFUSED:
+        with pytest.raises(NotDescribed) as refusal:
+            describe(raw, ("cuda",))
+        assert REFUSED[kind] in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+        return
+    described = describe(raw, ("cuda",))
+    with torch.device("meta"):
+        module = describing.built(config_of(raw), torch.bfloat16, padded=described.padded)
+
+    model = spec_of(kind, raw, config_of(raw), described)
+
+    assert parameters(model) == sum(one.numel() for one in module.parameters())
