@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from executor.worker.imported.programs import UnitProgram
-from executor.worker.imported.record import NotDescribed, fake_device, is_linear, layers_of, record
-from executor.worker.imported.recorded import POINTS, Recorded
+from executor.worker.imported.lengths import Lengths, lengths_of, recordings
+from executor.worker.imported.record import NotDescribed, fake_device, is_linear, layers_of
 from executor.worker.model.layers import of_layers, without_padding
 from planner.spec.described import (
     DEVICES_RECORDED,
@@ -78,16 +77,16 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
     if is_tied(whole):
         weights["embed"] = ()
     found: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
+    lengths: Lengths | None = None
     for device in devices:
         for variant, (dtype, autocast) in VARIANTS.items():
             with fake_device(cuda=device == "cuda"):
                 model = built(few, dtype)
-                every = recorded(model, autocast=autocast)
-                frozen = frozen_like(every, model, autocast=autocast)
+                lengths = lengths or lengths_of(model)
+                runs = recordings(model, lengths, autocast=autocast)
             for unit in programs:
                 key = (unit if unit in ("embed", "tail") else "layer", places.get(unit, 0))
-                made = UnitProgram(every, key, names[unit], frozen)
-                programs[unit][f"{variant}-{device}"] = made.made()
+                made, programs[unit][f"{variant}-{device}"] = runs.program(key, names[unit])
                 experts = any(one.use == "expert" for one in weights[unit])
                 found.setdefault(unit, made.products(experts=experts))
     units = {
@@ -105,6 +104,8 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         units=units,
         layer_class=type(layers[0]).__name__,
         dense_layers=kinds[0] if len(kinds) > 1 else 0,
+        multiple_of=1 if lengths is None else lengths.multiple,
+        shortest=1 if lengths is None else lengths.shortest,
     )
 
 
@@ -203,21 +204,6 @@ def _split(plan: dict[str, str], name: str) -> int | None:
     pattern = re.sub(r"\.\d+\.", ".*.", name.removesuffix(".weight"))
     style = plan.get(pattern) or plan.get(name)
     return {"colwise": 0, "rowwise": 1, "colwise_gather_output": 0}.get(style or "")
-
-
-def recorded(model: Any, *, autocast: bool) -> Recorded:
-    """Recordings at every point."""
-    runs = [record(model, batch, seq, autocast=autocast) for batch, seq in POINTS]
-    plain = record(model, *POINTS[0], autocast=autocast, gradients=False)
-    return Recorded(runs, plain)
-
-
-def frozen_like(every: Recorded, model: Any, *, autocast: bool) -> Recorded:
-    """One more recording, of the same model with all its weights frozen but the token table."""
-    table = model.get_input_embeddings().weight
-    for weight in model.parameters():
-        weight.requires_grad_(weight is table)
-    return Recorded([record(model, *POINTS[0], autocast=autocast)], every.plain, like=every)
 
 
 def first_line(error: BaseException) -> str:

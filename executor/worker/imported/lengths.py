@@ -1,0 +1,138 @@
+"""At which lengths a model is recorded: multiples of the chunks that it works on, and enough iterations of its loops.
+
+Not here: one recording (record.py), or what is made of several (recorded.py, loops.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from executor.worker.imported.loops import aligned, looped
+from executor.worker.imported.programs import UnitProgram
+from executor.worker.imported.record import ModelRecording, NotDescribed, UnitName, record
+from executor.worker.imported.recorded import Point, Recorded
+from planner.spec.described import Program
+
+PADS = tuple(2**power for power in range(3, 10))
+"""Multiples that are tried beside those that a configuration names."""
+MOST_PADDED = 1024
+FAR = 2000
+"""Positions beyond which a model's sizes must still be those polynomials."""
+STRAIGHT, LOOPED = ((1, 2, 3), (2, 3, 4)), (4, 5, 6)
+"""Steps of lengths: where the number of operations is the same at all (from one chunk on, or from two), and where it
+grows."""
+UNIT, UNIT_LOOPED = 32, 4
+"""Positions of a step of lengths where nothing is padded; of a loop that has an iteration for each, fewer."""
+FAR_LOOPED = 11
+
+
+class Lengths(NamedTuple):
+    """What lengths must be a multiple of, the batches and lengths to record, and whether operations grow in number."""
+
+    multiple: int
+    points: tuple[Point, ...]
+    loops: bool
+
+    @property
+    def shortest(self) -> int:
+        """The fewest positions at which sizes are known: the first of those recorded, where anything is special."""
+        return self.points[0][1] if self.loops or self.multiple > 1 else 1
+
+
+def lengths_of(model: Any) -> Lengths:
+    """The lengths to record of a model, the smallest multiple at which its forward's sizes are polynomials.
+
+    Sizes at three lengths must foretell those at one far beyond them. Enter `fake_device` first.
+    """
+    refusal: Exception | None = None
+    for multiple in _multiples(model.config.get_text_config()):
+        try:
+            return _lengths(model, multiple)
+        except Exception as error:  # of a stranger's code at a length that it does not take, too
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
+
+
+def _multiples(config: Any) -> Iterator[int]:
+    named = {
+        value
+        for key, value in vars(config).items()
+        if ("chunk" in key or "block" in key) and type(value) is int and 1 < value <= MOST_PADDED
+    }
+    yield 1
+    yield from sorted({*named, *PADS})
+
+
+def _lengths(model: Any, multiple: int) -> Lengths:
+    unit = UNIT if multiple == 1 else multiple
+    runs = {unit * one: _forward(model, unit * one) for one in STRAIGHT[1]}
+    if len({len(run.operations) for run in runs.values()}) > 1:
+        unit = UNIT_LOOPED if multiple == 1 else multiple
+        return _foretold(model, multiple, [unit * one for one in LOOPED], unit * FAR_LOOPED + (multiple == 1), {})
+    runs[unit] = _forward(model, unit)
+    begin = STRAIGHT[len(runs[unit].operations) != len(runs[2 * unit].operations)]
+    return _foretold(model, multiple, [unit * one for one in begin], multiple * (FAR // multiple | 1), runs)
+
+
+def _forward(model: Any, length: int) -> ModelRecording:
+    return record(model, 2, length, autocast=False, gradients=False)
+
+
+def _foretold(
+    model: Any, multiple: int, lengths: list[int], far: int, known: dict[int, ModelRecording]
+) -> Lengths:
+    """The lengths to record, where sizes at three of them foretell those at one that is far beyond; NotDescribed else."""
+    runs = aligned([known.get(length) or _forward(model, length) for length in (*lengths, far)]).runs
+    bytes_of = np.array([[one.bytes for op in run.operations for one in op.results] for run in runs], float)
+    powers = np.array([[1.0, length, length * length] for length in (*lengths, far)]) / far**2
+    foretold = powers[3] @ np.linalg.solve(powers[:3], bytes_of[:3])
+    if not np.allclose(foretold, bytes_of[3], rtol=1e-6, atol=0.5):
+        raise NotDescribed(f"sizes at {lengths} positions do not foretell those at {far}")
+    points = tuple((batch, length) for length in lengths for batch in (2, 3))
+    return Lengths(multiple, (*points, (4, far)), not known)
+
+
+class Recordings(NamedTuple):
+    """All that is recorded of a model in one number format: with gradients at every point, with frozen weights at the
+    first, and both at the last, beyond the others."""
+
+    every: Recorded
+    frozen: Recorded
+    far: tuple[Recorded, Recorded] | None
+
+    def program(self, unit: UnitName, names: dict[str, str]) -> tuple[UnitProgram, Program]:
+        """The program of a unit, with what it was made of. `names` are those of the unit's weights by their names in
+        the model."""
+        made = UnitProgram(self.every, unit, names, self.frozen)
+        program = made.made()
+        if self.far is None:
+            return made, program
+        longer = UnitProgram(self.far[0], unit, names, self.far[1]).made()
+        return made, looped(program, longer, self.every.points[0], self.far[0].points[0])
+
+
+def recordings(model: Any, lengths: Lengths, *, autocast: bool) -> Recordings:
+    """Recordings of a model, whose weights are frozen then, but the token table."""
+    first, last = lengths.points[0], lengths.points[-1]
+    runs = [record(model, *point, autocast=autocast) for point in lengths.points]
+    plain = record(model, *first, autocast=autocast, gradients=False)
+    every = Recorded(runs, plain, lengths.points)
+    far = None
+    if lengths.loops:
+        plain_far = record(model, *last, autocast=autocast, gradients=False)
+        far = Recorded(runs[-1:], plain_far, (last,))
+    frozen = _frozen(every, model, autocast=autocast)
+    return Recordings(every, frozen, None if far is None else (far, _frozen(far, model, autocast=autocast)))
+
+
+def _frozen(every: Recorded, model: Any, *, autocast: bool) -> Recorded:
+    """One more recording, of the same model with all its weights frozen but the token table."""
+    table = model.get_input_embeddings().weight
+    for weight in model.parameters():
+        weight.requires_grad_(weight is table)
+    point = every.points[0]
+    return Recorded([record(model, *point, autocast=autocast)], every.plain, (point,), like=every)
