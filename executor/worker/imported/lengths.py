@@ -6,6 +6,7 @@ Not here: one recording (record.py), or what is made of several (recorded.py, lo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,7 +87,11 @@ def _foretold(
     model: Any, multiple: int, lengths: list[int], far: int, known: dict[int, ModelRecording]
 ) -> Lengths:
     """The lengths to record, where sizes at three of them foretell those at one that is far beyond; NotDescribed else."""
-    runs = aligned([known.get(length) or _forward(model, length) for length in (*lengths, far)]).runs
+    found = [known.get(length) or _forward(model, length) for length in (*lengths, far)]
+    counts = [len(run.operations) for run in found]
+    if not known and not all(one < other for one, other in pairwise(counts)):
+        raise NotDescribed(f"operations at {lengths} positions do not grow in number with the length: {counts}")
+    runs = aligned(found).runs
     bytes_of = np.array([[one.bytes for op in run.operations for one in op.results] for run in runs], float)
     powers = np.array([[1.0, length, length * length] for length in (*lengths, far)]) / far**2
     foretold = powers[3] @ np.linalg.solve(powers[:3], bytes_of[:3])

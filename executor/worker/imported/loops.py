@@ -84,8 +84,8 @@ def _repeated(names: Sequence[Sequence[Any]], part: Part) -> Repeated:
         if extra:
             low, high = max(low, len(base) - ending), min(high, same)
     width = math.gcd(*(len(other) - len(base) for other in names))
-    at = (low + high + 1) // 2
-    if width and (high < low or at - width < low):
+    at = max((low + high + 1) // 2, low + width)
+    if at > high:
         raise NotDescribed(f"the loop in {named(part[1])} has too few iterations that are alike")
     return Repeated(at, width)
 
