@@ -5,7 +5,7 @@ Not here: one recording (record.py), or what is made of several (recorded.py, lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,14 +20,15 @@ from planner.spec.described import Program
 PADS = tuple(2**power for power in range(3, 10))
 """Multiples that are tried beside those that a configuration names."""
 MOST_PADDED = 1024
-FAR = 2000
+FAR = 4000
 """Positions beyond which a model's sizes must still be those polynomials."""
 STRAIGHT, LOOPED = ((1, 2, 3), (2, 3, 4)), (4, 5, 6)
 """Steps of lengths: where the number of operations is the same at all (from one chunk on, or from two), and where it
 grows."""
 UNIT, UNIT_LOOPED = 32, 4
-"""Positions of a step of lengths where nothing is padded; of a loop that has an iteration for each, fewer."""
-FAR_LOOPED = 11
+"""Positions of a step where nothing is padded; of a loop that has an iteration for each, fewer."""
+BEYOND, FAR_LOOPED = 9, 17
+"""Steps of the length at which loops must be as foretold with gradients, and (sizes alone) without."""
 
 
 class Lengths(NamedTuple):
@@ -44,14 +45,13 @@ class Lengths(NamedTuple):
 
 
 def lengths_of(model: Any) -> Lengths:
-    """The lengths to record of a model, the smallest multiple at which its forward's sizes are polynomials.
-
-    Sizes at three lengths must foretell those at one far beyond them. Enter `fake_device` first.
-    """
+    """The lengths to record of a model: of the smallest multiple at which its forward's sizes are polynomials, so that
+    those at three lengths foretell those at one far beyond them. Enter `fake_device` first."""
+    runs = _Forwards(model)
     refusal: Exception | None = None
     for multiple in _multiples(model.config.get_text_config()):
         try:
-            return _lengths(model, multiple)
+            return _lengths(runs, multiple)
         except Exception as error:  # of a stranger's code at a length that it does not take, too
             refusal = refusal or error
     assert refusal is not None
@@ -68,37 +68,50 @@ def _multiples(config: Any) -> Iterator[int]:
     yield from sorted({*named, *PADS})
 
 
-def _lengths(model: Any, multiple: int) -> Lengths:
+class _Forwards:
+    """Recordings of a model's forward by length, each made once."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.found: dict[int, ModelRecording] = {}
+
+    def at(self, length: int) -> ModelRecording:
+        """The recording at a length."""
+        if length not in self.found:
+            self.found[length] = record(self.model, 2, length, autocast=False, gradients=False)
+        return self.found[length]
+
+    def count(self, length: int) -> int:
+        """Operations at a length."""
+        return len(self.at(length).operations)
+
+    def foretell(self, lengths: Sequence[int], far: int) -> None:
+        """Raise NotDescribed where sizes at three lengths do not foretell those at one far beyond."""
+        runs = aligned([self.at(length) for length in (*lengths, far)]).runs
+        sizes = np.array([[one.bytes for op in run.operations for one in op.results] for run in runs], float)
+        powers = np.array([[1.0, length / far, (length / far) ** 2] for length in (*lengths, far)])
+        if not np.allclose(powers[3] @ np.linalg.solve(powers[:3], sizes[:3]), sizes[3], rtol=1e-6, atol=0.5):
+            raise NotDescribed(f"its sizes at {lengths} positions do not foretell those at {far}")
+
+
+def _lengths(runs: _Forwards, multiple: int) -> Lengths:
     unit = UNIT if multiple == 1 else multiple
-    runs = {unit * one: _forward(model, unit * one) for one in STRAIGHT[1]}
-    if len({len(run.operations) for run in runs.values()}) > 1:
-        unit = UNIT_LOOPED if multiple == 1 else multiple
-        return _foretold(model, multiple, [unit * one for one in LOOPED], unit * FAR_LOOPED + (multiple == 1), {})
-    runs[unit] = _forward(model, unit)
-    begin = STRAIGHT[len(runs[unit].operations) != len(runs[2 * unit].operations)]
-    return _foretold(model, multiple, [unit * one for one in begin], multiple * (FAR // multiple | 1), runs)
+    count = runs.count(2 * unit)
+    if all(runs.count(one * unit) == count for one in (3, 4, BEYOND)):
+        lengths = [unit * one for one in STRAIGHT[runs.count(unit) != count]]
+        far = multiple * (FAR // multiple | 1)
+        runs.foretell(lengths, far)
+        return Lengths(multiple, _points(lengths, far), False)
+    unit = UNIT_LOOPED if multiple == 1 else multiple
+    lengths = [unit * one for one in LOOPED]
+    if not all(runs.count(one) < runs.count(other) for one, other in pairwise(lengths)):
+        raise NotDescribed(f"its operations at {lengths} positions do not grow in number with the length")
+    runs.foretell(lengths, unit * FAR_LOOPED + (multiple == 1))
+    return Lengths(multiple, _points(lengths, unit * BEYOND + (multiple == 1)), True)
 
 
-def _forward(model: Any, length: int) -> ModelRecording:
-    return record(model, 2, length, autocast=False, gradients=False)
-
-
-def _foretold(
-    model: Any, multiple: int, lengths: list[int], far: int, known: dict[int, ModelRecording]
-) -> Lengths:
-    """The lengths to record, where sizes at three of them foretell those at one that is far beyond; NotDescribed else."""
-    found = [known.get(length) or _forward(model, length) for length in (*lengths, far)]
-    counts = [len(run.operations) for run in found]
-    if not known and not all(one < other for one, other in pairwise(counts)):
-        raise NotDescribed(f"operations at {lengths} positions do not grow in number with the length: {counts}")
-    runs = aligned(found).runs
-    bytes_of = np.array([[one.bytes for op in run.operations for one in op.results] for run in runs], float)
-    powers = np.array([[1.0, length, length * length] for length in (*lengths, far)]) / far**2
-    foretold = powers[3] @ np.linalg.solve(powers[:3], bytes_of[:3])
-    if not np.allclose(foretold, bytes_of[3], rtol=1e-6, atol=0.5):
-        raise NotDescribed(f"sizes at {lengths} positions do not foretell those at {far}")
-    points = tuple((batch, length) for length in lengths for batch in (2, 3))
-    return Lengths(multiple, (*points, (4, far)), not known)
+def _points(lengths: Sequence[int], far: int) -> tuple[Point, ...]:
+    return (*((batch, length) for length in lengths for batch in (2, 3)), (4, far))
 
 
 class Recordings(NamedTuple):
