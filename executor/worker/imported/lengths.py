@@ -26,7 +26,7 @@ STRAIGHT, LOOPED = ((1, 2, 3), (2, 3, 4)), (4, 5, 6)
 """Steps of lengths: where the number of operations is the same at all (from one chunk on, or from two), and where it
 grows."""
 UNIT, UNIT_LOOPED = 32, 4
-"""Positions of a step where nothing is padded; of a loop that has an iteration for each, fewer."""
+"""Positions of a step where nothing is padded; fewer where a loop may have an iteration for each."""
 BEYOND, FAR_LOOPED = 9, 17
 """Steps of the length at which loops must be as foretold with gradients, and (sizes alone) without."""
 
@@ -52,6 +52,8 @@ def lengths_of(model: Any) -> Lengths:
     for multiple in _multiples(model.config.get_text_config()):
         try:
             return _lengths(runs, multiple)
+        except EachPosition:
+            raise
         except Exception as error:  # of a stranger's code at a length that it does not take, too
             refusal = refusal or error
     assert refusal is not None
@@ -66,6 +68,10 @@ def _multiples(config: Any) -> Iterator[int]:
     }
     yield 1
     yield from sorted({*named, *PADS})
+
+
+class EachPosition(NotDescribed):
+    """Why a model cannot be described whose operations are as many as its positions."""
 
 
 class _Forwards:
@@ -106,8 +112,10 @@ def _lengths(runs: _Forwards, multiple: int) -> Lengths:
     lengths = [unit * one for one in LOOPED]
     if not all(runs.count(one) < runs.count(other) for one, other in pairwise(lengths)):
         raise NotDescribed(f"its operations at {lengths} positions do not grow in number with the length")
-    runs.foretell(lengths, unit * FAR_LOOPED + (multiple == 1))
-    return Lengths(multiple, _points(lengths, unit * BEYOND + (multiple == 1)), True)
+    if multiple == 1:
+        raise EachPosition("its layers have a loop with an iteration for each position, which is not described yet")
+    runs.foretell(lengths, unit * FAR_LOOPED)
+    return Lengths(multiple, _points(lengths, unit * BEYOND), True)
 
 
 def _points(lengths: Sequence[int], far: int) -> tuple[Point, ...]:

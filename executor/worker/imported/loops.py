@@ -44,25 +44,68 @@ class Aligned(NamedTuple):
 
 def aligned(runs: Sequence[ModelRecording]) -> Aligned:
     """Recordings at several lengths, the shortest first; NotDescribed where they differ by more than iterations."""
-    parts = [_parts(run) for run in runs]
-    maps: list[list[int]] = [[-1] * len(runs[0].operations) for _ in runs]
+    parts = [_Parts(run) for run in runs]
+    maps: list[dict[int, int]] = [{} for _ in runs]
     more: list[dict[Part, list[int]]] = [{} for _ in runs]
     repeated: dict[Part, list[int]] = {}
-    for part, first in parts[0].items():
-        each = [found.get(part, []) for found in parts]
+
+    def align(each: Sequence[list[int]], part: Part) -> None:
         names = [[_name(run, place) for place in places] for run, places in zip(runs, each, strict=True)]
-        loop = _repeated(names, part)
-        for which, places in enumerate(each):
+        loop, first = _repeated(names, part), each[0]
+        for places, own, beyond in zip(each, maps, more, strict=True):
             extra = len(places) - len(first)
-            more[which][part] = places[loop.at : loop.at + extra]
-            for own, place in zip(first, places[: loop.at] + places[loop.at + extra :], strict=True):
-                maps[which][own] = place
-        repeated[part] = first[loop.at - loop.width : loop.at] if loop.width else []
-    if any(set(found) != set(parts[0]) for found in parts):
-        raise NotDescribed("its operations are in other units at other lengths")
-    return Aligned(
-        tuple(_as_first(runs[0], run, found) for run, found in zip(runs, maps, strict=True)), tuple(more), repeated
-    )
+            beyond.setdefault(part, []).extend(places[loop.at : loop.at + extra])
+            own.update(zip(first, places[: loop.at] + places[loop.at + extra :], strict=True))
+        repeated.setdefault(part, []).extend(first[loop.at - loop.width : loop.at])
+
+    for unit in dict.fromkeys(unit for one in parts for unit in one.ahead):
+        align([one.ahead.get(unit, []) for one in parts], ("forward", unit))
+    seen: list[set[int]] = [set() for _ in runs]
+    for node in parts[0].behind:
+        nodes = [one.node_as(parts[0], node, own) for one, own in zip(parts, maps, strict=True)]
+        align([one.behind.get(found, []) for one, found in zip(parts, nodes, strict=True)], parts[0].part_of(node))
+        for known, found in zip(seen, nodes, strict=True):
+            known.add(found)
+    for one, beyond, known in zip(parts, more, seen, strict=True):
+        for node, places in one.behind.items():
+            if node not in known:
+                beyond.setdefault(one.part_of(node), []).extend(places)
+    both = (_as_first(runs[0], run, own) for run, own in zip(runs, maps, strict=True))
+    return Aligned(tuple(both), tuple(more), repeated)
+
+
+class _Parts:
+    """Operations of a recording: those of its forward by unit (`ahead`), those of its backward by autograd node."""
+
+    def __init__(self, run: ModelRecording) -> None:
+        events = run.events
+        begun = next((place for place, event in enumerate(events) if event.kind == "begin"), len(events))
+        self.run = run
+        self.order = [event.what for event in events[:begun] if event.kind == "op"]
+        self.numbers = list(accumulate((run.operations[place].node for place in self.order), max))
+        self.ahead: dict[UnitName, list[int]] = {}
+        for place in self.order:
+            self.ahead.setdefault(run.operations[place].unit, []).append(place)
+        self.behind: dict[int, list[int]] = {}
+        node = -1
+        for event in events[begun:]:
+            if event.kind == "begin":
+                node = event.what
+            elif event.kind == "op":
+                self.behind.setdefault(node, []).append(event.what)
+
+    def _of(self, node: int) -> int:
+        """The first operation of the forward after which a node is there."""
+        return self.order[min(bisect_left(self.numbers, node), len(self.order) - 1)]
+
+    def part_of(self, node: int) -> Part:
+        """The part that a node's backward belongs to."""
+        return "backward", self.run.operations[self._of(node)].unit
+
+    def node_as(self, first: _Parts, node: int, own: dict[int, int]) -> int:
+        """The node that is what a node of the first recording is there, whose operations `own` maps to these."""
+        place = first._of(node)
+        return self.run.operations[own[place]].node + node - first.run.operations[place].node
 
 
 def _name(run: ModelRecording, place: int) -> tuple[str, str, int]:
@@ -96,33 +139,15 @@ def _alike(one: Sequence[Any], other: Sequence[Any]) -> int:
     return next((place for place, (here, there) in pairs if here != there), min(len(one), len(other)))
 
 
-def _parts(run: ModelRecording) -> dict[Part, list[int]]:
-    found: dict[Part, list[int]] = {}
-    begun = next((place for place, event in enumerate(run.events) if event.kind == "begin"), len(run.events))
-    ahead = [event.what for event in run.events[:begun] if event.kind == "op"]
-    for place in ahead:
-        found.setdefault(("forward", run.operations[place].unit), []).append(place)
-    numbers = list(accumulate((run.operations[place].node for place in ahead), max))
-    unit: UnitName = ("tail", 0)
-    for event in run.events[begun:]:
-        if event.kind == "begin":
-            unit = run.operations[ahead[min(bisect_left(numbers, event.what), len(ahead) - 1)]].unit
-        elif event.kind == "op":
-            found.setdefault(("backward", unit), []).append(event.what)
-    return found
-
-
-def _as_first(first: ModelRecording, run: ModelRecording, places: Sequence[int]) -> ModelRecording:
-    """A recording without what it has more, its storages numbered as the first's."""
-    if list(places) == list(range(len(run.operations))):
+def _as_first(first: ModelRecording, run: ModelRecording, own: dict[int, int]) -> ModelRecording:
+    """A recording without what it has more, its storages numbered as the first's, whose operations `own` maps."""
+    if len(run.operations) == len(first.operations) and all(one == other for one, other in own.items()):
         return run
-    operations = [run.operations[place] for place in places]
+    operations = [run.operations[own[place]] for place in range(len(first.operations))]
     known = min((storage for operation in first.operations for storage in operation.made), default=0)
     sizes = {storage: run.sizes[storage] for storage in range(known)}
-    for own, operation in zip(first.operations, operations, strict=True):
-        sizes |= {
-            one: run.sizes[other] for one, other in zip(own.made, operation.made, strict=True)
-        }
+    for here, operation in zip(first.operations, operations, strict=True):
+        sizes |= {one: run.sizes[other] for one, other in zip(here.made, operation.made, strict=True)}
     return ModelRecording(operations=operations, sizes=sizes, weights=first.weights)
 
 
@@ -153,9 +178,8 @@ def _loops(program: Program, longer: Program, positions: int, length: int) -> It
         places = sorted(range(max(low, 0), high - steps + 1), key=lambda at: abs(2 * at + steps - low - high))
         for window in WINDOWS:
             for first in places:
-                yield Loop(
-                    first=first, steps=steps, positions=positions // more, length=length, window=window
-                )
+                if first >= window * steps:
+                    yield Loop(first=first, steps=steps, positions=positions // more, length=length, window=window)
 
 
 def _kind(step: Any) -> tuple[Any, ...]:
