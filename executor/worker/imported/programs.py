@@ -412,12 +412,13 @@ class UnitProgram:
         return tuple(attention), tuple(products)
 
     def _product(self, index: int) -> OtherProduct:
-        def rows(run: ModelRecording) -> float:
-            op = run.operations[index]
-            return float(np.prod(op.results[0].shape[:-1]))
-
         op = self.base.operations[index]
-        n, k = op.results[0].shape[-1], op.inputs[-2 if op.name == GROUPED else 0].shape[-1]
+        n, k = _columns(op)
+
+        def rows(run: ModelRecording) -> float:
+            there = run.operations[index]
+            return float(np.prod(there.results[0].shape)) * _columns(there)[1] / (n * k)
+
         return OtherProduct(self.recorded.bytes_of(rows, op.name), n, k, self._times(index))
 
     def _times(self, index: int) -> float | tuple[float, ...]:
@@ -443,3 +444,10 @@ def _bytes_of(op: Operation) -> float:
     """Bytes that an operation reads and writes; of an embedding's table, the rows that it takes."""
     inputs = op.results if op.name == "embedding" else op.inputs
     return sum(one.bytes for one in (*inputs, *op.results))
+
+
+def _columns(op: Operation) -> tuple[int, int]:
+    """Columns of a product's result, and over how many elements each is summed."""
+    if op.name == "convolution":
+        return op.results[0].shape[1], int(np.prod(op.inputs[1].shape[1:]))
+    return op.results[0].shape[-1], op.inputs[-2 if op.name == GROUPED else 0].shape[-1]

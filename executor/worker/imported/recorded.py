@@ -34,11 +34,13 @@ def size_of(points: Sequence[Point], values: Sequence[float], what: Callable[[],
     unit = points[0][1]  # lengths are counted in it, so that terms of chunks are whole numbers
     parts = [(batch, seq / unit) for batch, seq in points]
     rows = np.array([(batch * seq, seq, 1.0, batch * seq * seq, batch, seq * seq) for batch, seq in parts])
-    found = np.linalg.solve(rows[:6], np.array(values[:6], float))
-    found = np.round(found * 4096) / 4096
-    if not np.allclose(rows @ found, values, rtol=1e-9, atol=0.5):
+    solved = np.linalg.solve(rows[:6], np.array(values[:6], float))
+    whole = np.round(solved * 4096) / 4096
+    exact = [one for one in (whole, solved) if np.allclose(rows @ one, values, rtol=1e-9, atol=0.5)]
+    if not exact:
         raise NotDescribed(f"the size of {what()} is no polynomial of batch and length: {values} bytes at {points}")
-    found /= [unit, unit, 1, unit * unit, 1, unit * unit]
+    found = exact[0]
+    found = found / [unit, unit, 1, unit * unit, 1, unit * unit]
     terms = [float(one) for one in found]
     while len(terms) > 1 and terms[-1] == 0:
         terms.pop()
