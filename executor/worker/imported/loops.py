@@ -81,7 +81,7 @@ class _Parts:
         events = run.events
         begun = next((place for place, event in enumerate(events) if event.kind == "begin"), len(events))
         self.run = run
-        self.order = [event.what for event in events[:begun] if event.kind == "op"]
+        self.order: list[int] = [event.what for event in events[:begun] if event.kind == "op"]
         self.numbers = list(accumulate((run.operations[place].node for place in self.order), max))
         self.ahead: dict[UnitName, list[int]] = {}
         for place in self.order:
@@ -122,8 +122,8 @@ def _repeated(names: Sequence[Sequence[Any]], part: Part) -> Repeated:
         same = _alike(base, other)
         ending = _alike(base[::-1], other[::-1])
         if extra < 0 or same + ending < len(base) or (not extra and same < len(base)):
-            at = str(base[same][0]) if same < len(base) else "the end"
-            raise NotDescribed(f"its operations are others at another length, from {at} in {named(part[1])} on")
+            begin = base[same][0] if same < len(base) else "the end"
+            raise NotDescribed(f"its operations are others at another length, from {begin} in {named(part[1])} on")
         if extra:
             low, high = max(low, len(base) - ending), min(high, same)
     width = math.gcd(*(len(other) - len(base) for other in names))
@@ -190,12 +190,12 @@ def _valued(program: Program, batch: int, length: int) -> Program:
     """A program with the bytes that its sizes are at one batch and length."""
 
     def value(size: ByteCount) -> float:
-        return float(round(_terms(size).at(batch, length)))
+        return float(round(float(_terms(size).at(batch, length))))
 
     whole = with_sizes(msgspec.to_builtins(program), value)
     for name in ("starts", "starts_back"):
         if isinstance(whole.get(name), tuple | list):
-            whole[name] = round(Size(*whole[name]).at(batch, length))
+            whole[name] = round(float(Size(*whole[name]).at(batch, length)))
     return msgspec.convert(whole, Program)
 
 
