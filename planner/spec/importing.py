@@ -29,7 +29,7 @@ from planner.spec.loops import lengthened
 from planner.spec.model_rules import check_model
 
 MODULE = "executor.worker.imported"
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 """Most imports take 20 s; of a model with loops over the sequence, some minutes."""
 MOST_SAID = 90
 """Characters of what a stranger's code says that are passed on."""
