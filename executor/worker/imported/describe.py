@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from executor.worker.imported.lengths import Lengths, lengths_of, recordings
+from executor.worker.imported.lengths import RecordedLengths, lengths_of, recordings
 from executor.worker.imported.record import NotDescribed, fake_device, is_linear, layers_of
 from executor.worker.model.layers import of_layers, without_padding
 from planner.spec.described import (
@@ -77,7 +77,7 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
     if is_tied(whole):
         weights["embed"] = ()
     found: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
-    lengths: Lengths | None = None
+    lengths: RecordedLengths | None = None
     for device in devices:
         for variant, (dtype, autocast) in VARIANTS.items():
             with fake_device(cuda=device == "cuda"):

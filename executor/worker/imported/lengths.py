@@ -31,7 +31,7 @@ BEYOND, FAR_LOOPED = 9, 17
 """Steps of the length at which loops must be as foretold with gradients, and (sizes alone) without."""
 
 
-class Lengths(NamedTuple):
+class RecordedLengths(NamedTuple):
     """What lengths must be a multiple of, the batches and lengths to record, and whether operations grow in number."""
 
     multiple: int
@@ -44,7 +44,7 @@ class Lengths(NamedTuple):
         return self.points[0][1] if self.loops or self.multiple > 1 else 1
 
 
-def lengths_of(model: Any) -> Lengths:
+def lengths_of(model: Any) -> RecordedLengths:
     """The lengths to record of a model: of the smallest multiple at which its forward's sizes are polynomials, so that
     those at three lengths foretell those at one far beyond them. Enter `fake_device` first."""
     runs = _Forwards(model)
@@ -100,14 +100,14 @@ class _Forwards:
             raise NotDescribed(f"its sizes at {lengths} positions do not foretell those at {far}")
 
 
-def _lengths(runs: _Forwards, multiple: int) -> Lengths:
+def _lengths(runs: _Forwards, multiple: int) -> RecordedLengths:
     unit = UNIT if multiple == 1 else multiple
     count = runs.count(2 * unit)
     if all(runs.count(one * unit) == count for one in (3, 4, BEYOND)):
         lengths = [unit * one for one in STRAIGHT[runs.count(unit) != count]]
         far = multiple * (FAR // multiple | 1)
         runs.foretell(lengths, far)
-        return Lengths(multiple, _points(lengths, far), False)
+        return RecordedLengths(multiple, _points(lengths, far), False)
     unit = UNIT_LOOPED if multiple == 1 else multiple
     lengths = [unit * one for one in LOOPED]
     if not all(runs.count(one) < runs.count(other) for one, other in pairwise(lengths)):
@@ -115,7 +115,7 @@ def _lengths(runs: _Forwards, multiple: int) -> Lengths:
     if multiple == 1:
         raise EachPosition("its layers have a loop with an iteration for each position, which is not described yet")
     runs.foretell(lengths, unit * FAR_LOOPED)
-    return Lengths(multiple, _points(lengths, unit * BEYOND), True)
+    return RecordedLengths(multiple, _points(lengths, unit * BEYOND), True)
 
 
 def _points(lengths: Sequence[int], far: int) -> tuple[Point, ...]:
@@ -141,7 +141,7 @@ class Recordings(NamedTuple):
         return made, looped(program, longer, self.every.points[0], self.far[0].points[0])
 
 
-def recordings(model: Any, lengths: Lengths, *, autocast: bool) -> Recordings:
+def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool) -> Recordings:
     """Recordings of a model, whose weights are frozen then, but the token table."""
     first, last = lengths.points[0], lengths.points[-1]
     runs = [record(model, *point, autocast=autocast) for point in lengths.points]

@@ -21,7 +21,7 @@ from planner.spec.described_file import with_sizes
 from planner.spec.loops import lengthened
 
 WINDOWS = (1, 2)
-Part = tuple[str, UnitName]
+UnitDirection = tuple[str, UnitName]
 """Forward or backward, and the unit whose operations they are."""
 
 
@@ -38,18 +38,18 @@ class Aligned(NamedTuple):
     has beside them, by part; and those of the first that are the repeated iteration of each part."""
 
     runs: tuple[ModelRecording, ...]
-    more: tuple[dict[Part, list[int]], ...]
-    repeated: dict[Part, list[int]]
+    more: tuple[dict[UnitDirection, list[int]], ...]
+    repeated: dict[UnitDirection, list[int]]
 
 
 def aligned(runs: Sequence[ModelRecording]) -> Aligned:
     """Recordings at several lengths, the shortest first; NotDescribed where they differ by more than iterations."""
     parts = [_Parts(run) for run in runs]
     maps: list[dict[int, int]] = [{} for _ in runs]
-    more: list[dict[Part, list[int]]] = [{} for _ in runs]
-    repeated: dict[Part, list[int]] = {}
+    more: list[dict[UnitDirection, list[int]]] = [{} for _ in runs]
+    repeated: dict[UnitDirection, list[int]] = {}
 
-    def align(each: Sequence[list[int]], part: Part) -> None:
+    def align(each: Sequence[list[int]], part: UnitDirection) -> None:
         names = [[_name(run, place) for place in places] for run, places in zip(runs, each, strict=True)]
         loop, first = _repeated(names, part), each[0]
         for places, own, beyond in zip(each, maps, more, strict=True):
@@ -98,7 +98,7 @@ class _Parts:
         """The first operation of the forward after which a node is there."""
         return self.order[min(bisect_left(self.numbers, node), len(self.order) - 1)]
 
-    def part_of(self, node: int) -> Part:
+    def part_of(self, node: int) -> UnitDirection:
         """The part that a node's backward belongs to."""
         return "backward", self.run.operations[self._of(node)].unit
 
@@ -113,7 +113,7 @@ def _name(run: ModelRecording, place: int) -> tuple[str, str, int]:
     return operation.name, operation.inside, len(operation.made)
 
 
-def _repeated(names: Sequence[Sequence[Any]], part: Part) -> Repeated:
+def _repeated(names: Sequence[Sequence[Any]], part: UnitDirection) -> Repeated:
     """Where the names of longer recordings have more than the first has."""
     base = names[0]
     low, high = 0, len(base)

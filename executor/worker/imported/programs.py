@@ -40,7 +40,7 @@ from planner.spec.described import (
 PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward"))
 GROUPED = "_grouped_mm"
 ATTENTION = "_scaled_dot_product"
-Count = int | tuple[float, ...]
+Occurrences = int | tuple[float, ...]
 """How many there are: a number, or the terms of a polynomial of batch and length."""
 
 
@@ -363,7 +363,7 @@ class UnitProgram:
             (returned if soon else held).append(where)
         return ends, (tuple(returned), tuple(held))
 
-    def _sums(self) -> tuple[ByteCount, ByteCount, Count, Count]:
+    def _sums(self) -> tuple[ByteCount, ByteCount, Occurrences, Occurrences]:
         """Bytes that operations beside products move in this unit's forward and backward, and how many there are."""
         recorded = self.recorded
         number = {place for place in self.base.nodes if self._unit_of(place) == self.unit}
@@ -378,7 +378,7 @@ class UnitProgram:
         moved_back, starts_back = self._sum(behind, "backward")
         return moved, moved_back, starts, starts_back
 
-    def _sum(self, places: Sequence[int], direction: str) -> tuple[ByteCount, Count]:
+    def _sum(self, places: Sequence[int], direction: str) -> tuple[ByteCount, Occurrences]:
         """Bytes that operations move and how many there are, with those that longer recordings have more."""
         counted = [place for place in places if self._counts(self.base.operations[place])]
         moved, starts = [], []
