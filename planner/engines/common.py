@@ -73,6 +73,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
     """The arguments of Compute that every engine takes from the layout and the runtime alike."""
     layout, parts, on_cpu = case.layout, case.parts, case.cluster.gpu.kind == "cpu"
     scores, micro = has_scores(case.model, parts, on_cpu=on_cpu), layout.micro_batch_size
+    by_length = scores or (case.model.described is not None and case.model.described.has_loops)
     return {
         "on_cpu": on_cpu,
         "fuses_conversion": devices.fuses_conversion(case.job.precision, on_cpu=on_cpu),
@@ -86,7 +87,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
         "ep": layout.ep,
         "masked": case.masks_documents,
         "layer_form": layer_form(case),
-        "seq_len": case.job.seq_len if scores or parts.attention == "unfused" or parts.loss == "chunked-fp32" else 0,
+        "seq_len": case.job.seq_len if by_length or parts.attention == "unfused" or parts.loss == "chunked-fp32" else 0,
         "loss_share": ends.piece_share(parts, case.tokens, case.rank_seq_len, case.model),
         "one_sequence": scores and (is_column(micro) or micro == 1),
     }

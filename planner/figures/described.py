@@ -15,6 +15,7 @@ from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import Attention, KernelCall
 from planner.figures.unitkernels import attention_factors
 from planner.inventory.played import described_of, program_of, size
+from planner.inventory.tensors import Size
 from planner.parallelism.case import Case
 
 
@@ -29,8 +30,8 @@ class Beside(NamedTuple):
     backward: tuple[KernelCall, ...]
     forward_bytes: Number
     backward_bytes: Number
-    forward_operations: int
-    backward_operations: int
+    forward_operations: Number
+    backward_operations: Number
 
 
 def beside(case: Case, unit: str) -> Beside:
@@ -54,12 +55,12 @@ def beside(case: Case, unit: str) -> Beside:
         backward.append(call._replace(backward=True, times=share * longer_back))
     for product in described.units[unit].products:
         rows = size(product.rows).at(batch, seq)
-        elements = product.n * product.k
-        flops = flops + matmul_flops(elements, rows) * product.times
-        operands = operands + product_operands(rows, product.n + product.k, elements)
-        forward.append(Product(rows, product.n, product.k, product.times))
-        backward.append(Product(rows, product.k, product.n, product.times))
-        backward.append(Product(product.n, product.k, rows, product.times))
+        elements, times = product.n * product.k, _count(product.times, batch, seq)
+        flops = flops + matmul_flops(elements, rows) * times
+        operands = operands + product_operands(rows, product.n + product.k, elements) * times
+        forward.append(Product(rows, product.n, product.k, times))
+        backward.append(Product(rows, product.k, product.n, times))
+        backward.append(Product(product.n, product.k, rows, times))
     return Beside(
         attention,
         flops,
@@ -68,6 +69,11 @@ def beside(case: Case, unit: str) -> Beside:
         tuple(backward),
         size(program.moved).at(batch, seq),
         size(program.moved_back).at(batch, seq),
-        program.starts,
-        program.starts_back,
+        _count(program.starts, batch, seq),
+        _count(program.starts_back, batch, seq),
     )
+
+
+def _count(of: float | tuple[float, ...], batch: Number, seq: Number) -> Number:
+    """How often something is done: as often at any batch and length, or by the terms of a polynomial."""
+    return Size(*of).at(batch, seq) if isinstance(of, tuple) else of

@@ -491,11 +491,12 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
         )
         tape.drop(normal)
         return loss
-    logits = compute.linear(tape, normal, head, term=LOGITS, bias=bias)
+    logits, element = compute.linear(tape, normal, head, term=LOGITS, bias=bias), compute.element_bytes
     tape.enter("loss")
     logits = compute.gather_logits(tape, logits, head)
     if after is not None:
         logits = after(logits)
+        element = logits.size.per_token / head.features[0]  # some make them fp32 themselves
     elif model.logit_soft_cap is not None:
         logits = ops.soft_cap(tape, logits)
     if loss_kernel == "trainer-in-place":
@@ -511,7 +512,7 @@ def walk_loss(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> Tens
         tape.drop(normal)
         return loss
     wide = compute.element_bytes if loss_kernel == "native" else 4.0
-    logits32 = ops.cast(tape, logits, wide / compute.element_bytes)
+    logits32 = ops.cast(tape, logits, wide / element)
     if loss_kernel == "shifted-fp32":
         # Transformers up to 4.44: what is upcast is the model's output, which the script holds until the step; all
         # tokens but the last are copied for the loss.

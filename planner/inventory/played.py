@@ -15,6 +15,7 @@ from planner.inventory.tape import GATHERED, LOGITS, TEMPORARIES, Storage, Tape,
 from planner.inventory.tensors import Size, Weight
 from planner.spec import ModelSpec
 from planner.spec.described import INPUT, AutogradStep, ByteCount, Described, Free, Give, Make, Program, Step, head_step
+from planner.spec.loops import lengthened
 
 
 def variant_of(compute: Compute) -> str:
@@ -26,8 +27,15 @@ def variant_of(compute: Compute) -> str:
 
 
 def program_of(described: Described, compute: Compute, unit: str) -> Program:
-    """The program of a unit in the number format of a case."""
-    return described.units[unit].programs[variant_of(compute)]
+    """The program of a unit in the number format of a case, with as many iterations of a loop as its length takes."""
+    variant = variant_of(compute)
+    program = described.units[unit].programs[variant]
+    return program if program.loop is None else _at_length(described, unit, variant, compute.seq_len)
+
+
+@lru_cache(maxsize=32)
+def _at_length(described: Described, unit: str, variant: str, length: int) -> Program:
+    return lengthened(described.units[unit].programs[variant], length)
 
 
 def described_of(model: ModelSpec) -> Described:

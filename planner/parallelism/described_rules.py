@@ -26,6 +26,15 @@ def _rule(name: str, field: str, holds: Any, sentence: str, fix: str) -> Rule:
     )
 
 
+def _fitting(case: Case) -> int:
+    """The nearest length to a case's that its description holds at."""
+    described = case.model.described
+    assert described is not None
+    step = described.multiple_of
+    least = -(-described.shortest // step)
+    return max(least, round(case.job.seq_len / step)) * step
+
+
 def _unsplit(axis: str) -> Rule:
     return _rule(
         f"{axis} of a described model",
@@ -71,6 +80,14 @@ def _after_head(program: Program) -> list[str]:
     return [step.op for step in program.steps[head_step(program) + 1 :] if step.new]
 
 
+def _sentence_of_lengths(case: Case) -> str:
+    described = case.model.described
+    assert described is not None
+    lengths = f"multiples of {described.multiple_of}" if described.multiple_of > 1 else "lengths"
+    least = f" from {described.shortest} on" if described.shortest > 1 else ""
+    return f"{case.model.name} is an imported model: its layers are described at {lengths}{least}"
+
+
 DESCRIBED: tuple[Rule, ...] = (
     _rule(
         "described model under other modules",
@@ -80,6 +97,13 @@ DESCRIBED: tuple[Rule, ...] = (
         "Use engine=ddp, fsdp2 or deepspeed",
     ),
     *map(_unsplit, SPLITS),
+    Rule(
+        name="length of a described model",
+        field="seq_len",
+        holds=lambda case: case.model.described is None or case.job.seq_len == _fitting(case),
+        sentence=_sentence_of_lengths,
+        fix=lambda case: f"Use seq_len={_fitting(case)}",
+    ),
     _rule(
         "recomputed part of a described model",
         "recompute",

@@ -6,6 +6,7 @@ families whose blocks are written by hand (inventory/block.py and its neighbours
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -86,12 +87,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OtherProduct(msgspec.Struct, frozen=True, array_like=True):
-    """`rows` a token (with a fixed part) times an n x k matrix, `times` in a unit's forward, beside linear modules."""
+    """`rows` a token (with a fixed part) times an n x k matrix, `times` in a unit's forward, beside linear modules:
+    one number, or the terms of a polynomial of batch and length where the product is in a loop over positions."""
 
     rows: ByteCount
     n: int
     k: int
-    times: float = 1.0
+    times: float | tuple[float, ...] = 1.0
 
 
 class Attend(msgspec.Struct, frozen=True, array_like=True):
@@ -104,12 +106,28 @@ class Attend(msgspec.Struct, frozen=True, array_like=True):
     window: int = 0
 
 
+class Loop(msgspec.Struct, frozen=True, kw_only=True):
+    """A loop over a sequence among the steps of a program, which has its iterations at `length` positions.
+
+    The `steps` from `first` on are one iteration, which covers `positions`; there is one more of it for every
+    `positions` beyond `length`. What it reads of the `window` iterations before it, the next one reads of those before
+    that (loops.py).
+    """
+
+    first: int
+    steps: int
+    positions: int
+    length: int
+    window: int = 1
+
+
 class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One unit's forward in one number format on one kind of device.
 
     `output` is the place in the graph that it returns. `returned` are storages that a loop over layers has until the
     next one returns, `held` those that wait until the model's forward is over. `moved` and `moved_back` are the bytes
-    that operations other than products move, `starts` and `starts_back` how many operations there are.
+    that operations other than products move, `starts` and `starts_back` how many operations there are: one number, or
+    the terms of a polynomial of batch and length where some are in the `loop`.
     """
 
     steps: tuple[Step, ...]
@@ -119,8 +137,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     held: tuple[int, ...] = ()
     moved: ByteCount = 0.0
     moved_back: ByteCount = 0.0
-    starts: int = 0
-    starts_back: int = 0
+    starts: int | tuple[float, ...] = 0
+    starts_back: int | tuple[float, ...] = 0
+    loop: Loop | None = None
 
 
 def head_step(program: Program) -> int:
@@ -149,16 +168,17 @@ class DescribedUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     products: tuple[OtherProduct, ...] = ()
 
 
-class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """Units by name ("embed", one for each kind of layer, "tail"), how the trainer builds the model (`config`, as in a
     config.json), with which version of Transformers it was recorded, the class of a layer, and the kinds of its layers
     in order: `runs` of (kind, layers). Without `runs` the first `dense_layers` are of kind "dense", the others of kind
     "layer".
 
-    `unused` are weights that take no part in the loss, by their names in the model with * for the layer: the trainer
-    freezes them. `shared` are weights beside the token table that several modules hold. `adapts` says whether programs
-    say what it does with its weights frozen, `recomputes` whether Transformers can recompute its layers, `padded`
-    whether it needs its token of padding to be built.
+    Sizes hold at lengths that are a multiple of `multiple_of`, to which layers that work on chunks of a sequence pad
+    others, from `shortest` on. `unused` are weights that take no part in the loss, by their names in the model with *
+    for the layer: the trainer freezes them. `shared` are weights beside the token table that several modules hold.
+    `adapts` says whether programs say what it does with its weights frozen, `recomputes` whether Transformers can
+    recompute its layers, `padded` whether it needs its token of padding to be built.
     """
 
     config: dict[str, Any]
@@ -172,3 +192,14 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     adapts: bool = True
     recomputes: bool = True
     padded: bool = False
+    multiple_of: int = 1
+    shortest: int = 1
+
+    def __hash__(self) -> int:
+        """By a few names: a configuration is a dict, which has no hash, and equality still compares everything."""
+        return hash((self.layer_class, self.transformers, self.multiple_of))
+
+    @cached_property
+    def has_loops(self) -> bool:
+        """Whether the number of its operations grows with the length."""
+        return any(program.loop is not None for unit in self.units.values() for program in unit.programs.values())

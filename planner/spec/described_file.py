@@ -29,7 +29,7 @@ def packed(described: Described) -> dict[str, Any]:
         alike: dict[bytes, list[tuple[str, dict[str, Any], list[Any]]]] = {}
         for variant, program in unit["programs"].items():
             sizes: list[Any] = []
-            bare = _mapped(program, _collecting(sizes))
+            bare = with_sizes(program, _collecting(sizes))
             alike.setdefault(msgspec.json.encode(bare), []).append((variant, program, sizes))
         unit["programs"] = [_alike(group) for group in alike.values()]
     return whole
@@ -47,7 +47,7 @@ def _alike(group: list[tuple[str, dict[str, Any], list[Any]]]) -> dict[str, Any]
     rows = [tuple(map(_frozen, row)) for row in zip(*(sizes for _, _, sizes in group), strict=True)]
     numbers = {row: place for place, row in enumerate(dict.fromkeys(rows))}
     order = iter(rows)
-    program = _mapped(group[0][1], lambda _: numbers[next(order)])
+    program = with_sizes(group[0][1], lambda _: numbers[next(order)])
     variants = [variant for variant, _, _ in group]
     return {"variants": variants, "sizes": list(numbers), "program": program}
 
@@ -61,7 +61,7 @@ def unpacked(whole: dict[str, Any]) -> Described:
         for group in msgspec.convert(unit.get("programs"), tuple[Alike, ...]):
             for place, variant in enumerate(group.variants):
                 column = [row[place] if place < len(row) else None for row in group.sizes]
-                programs[variant] = msgspec.convert(_mapped(group.program, _looked_up(column)), Program)
+                programs[variant] = msgspec.convert(with_sizes(group.program, _looked_up(column)), Program)
         found[name] = {**unit, "programs": programs}
     return msgspec.convert({**whole, "units": found}, Described)
 
@@ -78,7 +78,7 @@ def _frozen(size: Any) -> Any:
     return tuple(size) if isinstance(size, list) else size
 
 
-def _mapped(program: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+def with_sizes(program: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """A program, as decoded, with every size changed, in the order of its operations."""
     steps = [_step(step, change) for step in program["steps"]]
     sums = {name: change(program[name]) for name in ("moved", "moved_back") if name in program}

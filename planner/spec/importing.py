@@ -24,12 +24,14 @@ from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.output import write_whole
 from planner.spec import ModelSpec
-from planner.spec.described import INPUT, SCHEMA, VARIANTS, AutogradStep, Described, Free, Give, Program
+from planner.spec.described import INPUT, SCHEMA, VARIANTS, AutogradStep, Described, Free, Give, Loop, Program
 from planner.spec.described_file import packed, unpacked
+from planner.spec.loops import lengthened
 from planner.spec.model_rules import check_model
 
 MODULE = "executor.worker.imported"
-LIMIT_S = 60.0
+LIMIT_S = 600.0
+"""Most imports take 20 s; of a model with loops over the sequence, some minutes."""
 MOST_SAID = 90
 """Characters of what a stranger's code says that are passed on."""
 WRONG = "is no description of a model"
@@ -101,6 +103,8 @@ def check_described(described: Described, layers: int, where: str) -> None:
     for unit in ("embed", "tail", *(kind for kind, count in runs if count)):
         if unit not in described.units:
             raise PlannerError(f"{where}: units", unit, "is missing", "Make it again: executor import")
+    if described.multiple_of < 1 or described.shortest < 1:
+        raise PlannerError(f"{where}: multiple_of", described.multiple_of, "must be at least 1", "Make it again")
     for unit, found in described.units.items():
         programs, others = found.programs.keys(), described.units["tail"].programs.keys()
         for variant in (programs ^ others) | (programs - set(VARIANTS)) if programs else set(VARIANTS):
@@ -116,7 +120,19 @@ def _tied(described: Described, unit: str) -> set[str]:
 
 
 def _wrong(program: Program, names: set[str], unit: str) -> Iterator[str]:
-    """Sentences about a program whose numbers lead nowhere."""
+    """Sentences about a program whose numbers lead nowhere, as it is or with more iterations of its loop."""
+    wrong = list(_wrong_steps(program, names, unit))
+    yield from wrong
+    loop = program.loop
+    if loop is None or wrong:
+        return
+    if _is_whole(loop, len(program.steps)):
+        yield from _wrong_steps(lengthened(program, loop.length + 2 * loop.positions), names, unit)
+    else:
+        yield "its loop is not there"
+
+
+def _wrong_steps(program: Program, names: set[str], unit: str) -> Iterator[str]:
     storages, places = 0, 1
     for step in program.steps:
         storages += len(step.new) + bool(step.weight)
@@ -140,6 +156,13 @@ def _wrong(program: Program, names: set[str], unit: str) -> Iterator[str]:
         yield "its output is not there"
     if any(one >= storages for one in (*program.shared, *program.returned, *program.held)):
         yield "it leaves a storage that is not there"
+
+
+def _is_whole(loop: Loop, steps: int) -> bool:
+    return (
+        0 <= loop.window * loop.steps <= loop.first < loop.first + loop.steps <= steps
+        and 0 < loop.positions <= loop.length
+    )
 
 
 def _consistent(node: AutogradStep) -> bool:

@@ -16,17 +16,9 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from executor.worker.imported.programs import UnitProgram
-from executor.worker.imported.record import (
-    CodeFails,
-    NotDescribed,
-    fake_device,
-    first_line,
-    is_linear,
-    layers_of,
-    record,
-)
-from executor.worker.imported.recorded import POINTS, OtherWithoutGradients, Recorded
+from executor.worker.imported.lengths import RecordedLengths, lengths_of, recordings
+from executor.worker.imported.record import CodeFails, NotDescribed, fake_device, first_line, is_linear, layers_of
+from executor.worker.imported.recorded import Recorded
 from executor.worker.model.layers import (
     can_recompute,
     counts_from_padding,
@@ -115,22 +107,22 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
     unused: tuple[str, ...] = ()
     adapts = True
     failed: list[CodeFails] = []
+    lengths: RecordedLengths | None = None
     for device in devices:
         for variant, (dtype, autocast) in VARIANTS.items():
             with fake_device(cuda=device == "cuda"):
                 model = built(few, dtype, padded=padded)
                 try:
-                    every = recorded(model, autocast=autocast)
+                    lengths = lengths or lengths_of(model)
+                    runs = recordings(model, lengths, autocast=autocast)
                 except CodeFails as error:
                     failed.append(error)  # of a number format that its code does not take
                     continue
-                unused = unused_weights(model, every)
-                frozen = frozen_like(every, model, autocast=autocast)
-                adapts = adapts and frozen is not None
+                unused = unused_weights(model, runs.every)
+                adapts = adapts and runs.frozen is not None
             for unit in programs:
                 key = (unit if unit in ("embed", "tail") else "layer", places.get(unit, 0))
-                made = UnitProgram(every, key, names[unit], frozen)
-                programs[unit][f"{variant}-{device}"] = made.made()
+                made, programs[unit][f"{variant}-{device}"] = runs.program(key, names[unit])
                 experts = any(one.use == "expert" for one in weights[unit])
                 found.setdefault(unit, made.products(experts=experts))
     if failed and not found:
@@ -152,6 +144,8 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         units=units,
         layer_class=type(layers[0]).__name__,
         runs=tuple((kind, len(list(group))) for kind, group in groupby(kinds)),
+        multiple_of=1 if lengths is None else lengths.multiple,
+        shortest=1 if lengths is None else lengths.shortest,
         unused=unused,
         shared=shared_weights(whole),
         adapts=adapts,
@@ -289,29 +283,6 @@ def _split(plan: dict[str, str], name: str) -> int | None:
     return {"colwise": 0, "rowwise": 1, "colwise_gather_output": 0}.get(style or "")
 
 
-def recorded(model: Any, *, autocast: bool) -> Recorded:
-    """Recordings at every point."""
-    chosen = _choices(model)
-    record(model, *POINTS[0], autocast=autocast, gradients=False)  # what it changes once, it has changed then
-    if other := next((key for key, value in _choices(model).items() if chosen.get(key) != value), None):
-        raise NotDescribed(f"it chooses by the length of its sequences ({other})")
-    runs = [record(model, batch, seq, autocast=autocast) for batch, seq in POINTS]
-    try:
-        return Recorded(runs, record(model, *POINTS[0], autocast=autocast, gradients=False))
-    except OtherWithoutGradients:
-        return Recorded(runs, record(model, *POINTS[0], autocast=autocast, forgets=True))
-
-
-def _choices(model: nn.Module) -> dict[str, str]:
-    """What modules are told by words, such as which attention they use."""
-    return {
-        f"{name}.{key}".removeprefix("."): value
-        for name, module in model.named_modules()
-        for key, value in vars(module).items()
-        if isinstance(value, str)
-    }
-
-
 def unused_weights(model: Any, every: Recorded) -> tuple[str, ...]:
     """The weights that no gradient is made of, as `unnumbered` names them."""
     edges = Counter(edge for node in every.base.nodes.values() for edge in node.edges if isinstance(edge, str))
@@ -332,16 +303,3 @@ def _marked(
     """Weights of a unit, those that are `unused` with that use."""
     idle = {own for name, own in names.items() if unnumbered(model, name) in unused}
     return tuple(replace(one, use="unused") if one.name in idle else one for one in weights)
-
-
-def frozen_like(every: Recorded, model: Any, *, autocast: bool) -> Recorded | None:
-    """One more recording, of the same model with all its weights frozen but the token table; None where it computes
-    otherwise then, as torch.matmul does."""
-    table = model.get_input_embeddings().weight
-    for weight in model.parameters():
-        weight.requires_grad_(weight is table)
-    one = record(model, *POINTS[0], autocast=autocast)
-    names = [[op.name for op in run.operations[: every.forward]] for run in (one, every.base)]
-    if names[0] != names[1]:
-        return None
-    return Recorded([one], every.plain, like=every)

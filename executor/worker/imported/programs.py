@@ -19,8 +19,9 @@ from executor.worker.imported.record import (
     Operation,
     Place,
     UnitName,
+    named,
 )
-from executor.worker.imported.recorded import POINTS, Recorded, named
+from executor.worker.imported.recorded import Recorded
 from planner.spec.described import (
     INPUT,
     Attend,
@@ -39,6 +40,8 @@ from planner.spec.described import (
 PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward"))
 GROUPED = "_grouped_mm"
 ATTENTION = "_scaled_dot_product"
+Occurrences = int | tuple[float, ...]
+"""How many there are: a number, or the terms of a polynomial of batch and length."""
 
 
 class UnitProgram:
@@ -119,7 +122,7 @@ class UnitProgram:
 
     def _plain(self, event: Happening) -> bool:
         """Whether a linear module works on all tokens, one row each."""
-        batch, seq = POINTS[0]
+        batch, seq = self.recorded.points[0]
         return event.what in self.names_of_linears and int(np.prod(event.tensor.shape[:-1])) == batch * seq
 
     @cached_property
@@ -363,45 +366,39 @@ class UnitProgram:
             (returned if soon else held).append(where)
         return ends, (tuple(returned), tuple(held))
 
-    def _sums(self) -> tuple[ByteCount, ByteCount, int, int]:
+    def _sums(self) -> tuple[ByteCount, ByteCount, Occurrences, Occurrences]:
         """Bytes that operations beside products move in this unit's forward and backward, and how many there are."""
+        recorded = self.recorded
         number = {place for place in self.base.nodes if self._unit_of(place) == self.unit}
-
-        def counts(op: Operation) -> bool:
-            fused = op.name in PRODUCTS or op.name.startswith(ATTENTION)
-            writes = bool(op.made or op.name.endswith("_"))
-            return writes and not (op.inside or fused or (self.unit[0] == "embed" and op.name != "embedding"))
-
-        def bytes_of(op: Operation) -> float:
-            inputs = op.results if op.name == "embedding" else op.inputs
-            return sum(one.bytes for one in (*inputs, *op.results))
-
-        ahead = [
-            i
-            for i, op in enumerate(self.base.operations[: self.recorded.forward])
-            if op.unit == self.unit and counts(op)
-        ]
+        ahead = [i for i, op in enumerate(self.base.operations[: recorded.forward]) if op.unit == self.unit]
         behind, now = [], -1
-        for event in self.recorded.halves[1]:
+        for event in recorded.halves[1]:
             if event.kind == "begin":
                 now = event.what
-            elif (
-                event.kind == "op"
-                and now in number
-                and not self._in_linear(now)
-                and counts(self.base.operations[event.what])
-            ):
+            elif event.kind == "op" and now in number and not self._in_linear(now):
                 behind.append(event.what)
+        moved, starts = self._sum(ahead, "forward")
+        moved_back, starts_back = self._sum(behind, "backward")
+        return moved, moved_back, starts, starts_back
 
-        def moved(run: ModelRecording, places: Sequence[int]) -> float:
-            return sum(bytes_of(run.operations[place]) for place in places)
+    def _sum(self, places: Sequence[int], direction: str) -> tuple[ByteCount, Occurrences]:
+        """Bytes that operations move and how many there are, with those that longer recordings have more."""
+        counted = [place for place in places if self._counts(self.base.operations[place])]
+        moved, starts = [], []
+        for run, whole, more in zip(self.recorded.runs, self.recorded.whole, self.recorded.more, strict=True):
+            operations = [run.operations[place] for place in counted]
+            beyond = (whole.operations[place] for place in more.get((direction, self.unit), ()))
+            operations += [op for op in beyond if self._counts(op)]
+            moved.append(float(sum(map(_bytes_of, operations))))
+            starts.append(len(operations))
+        alike = len(set(starts)) == 1
+        count = starts[0] if alike else self.recorded.polynomial(starts, f"operations of its {direction}")
+        return self.recorded.polynomial(moved, direction), (0.0, count) if isinstance(count, float) else count
 
-        return (
-            self.recorded.bytes_of(lambda run: moved(run, ahead), "forward"),
-            self.recorded.bytes_of(lambda run: moved(run, behind), "backward"),
-            len(ahead),
-            len(behind),
-        )
+    def _counts(self, op: Operation) -> bool:
+        fused = op.name in PRODUCTS or op.name.startswith(ATTENTION)
+        writes = bool(op.made or op.name.endswith("_"))
+        return writes and not (op.inside or fused or (self.unit[0] == "embed" and op.name != "embedding"))
 
     def products(self, *, experts: bool) -> tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]:
         """Attention and products beside linear modules of the unit's forward; of grouped ones none where the unit has
@@ -418,13 +415,24 @@ class UnitProgram:
         return tuple(attention), tuple(products)
 
     def _product(self, index: int) -> OtherProduct:
-        def rows(run: ModelRecording) -> float:
-            op = run.operations[index]
-            return float(np.prod(op.results[0].shape[:-1]))
-
         op = self.base.operations[index]
-        n, k = op.results[0].shape[-1], op.inputs[-2 if op.name == GROUPED else 0].shape[-1]
-        return OtherProduct(self.recorded.bytes_of(rows, op.name), n, k)
+        n, k = _columns(op)
+
+        def rows(run: ModelRecording) -> float:
+            there = run.operations[index]
+            return float(np.prod(there.results[0].shape)) * _columns(there)[1] / (n * k)
+
+        return OtherProduct(self.recorded.bytes_of(rows, op.name), n, k, self._times(index))
+
+    def _times(self, index: int) -> float | tuple[float, ...]:
+        """How often an operation of the forward is done: once, and of a loop's iteration for each that follows it."""
+        part = ("forward", self.unit)
+        width = len(self.recorded.repeated[part])
+        if index not in self.recorded.repeated[part]:
+            return 1.0
+        times = [1 + len(more[part]) // width for more in self.recorded.more]
+        found = self.recorded.polynomial(times, "iterations")
+        return found if isinstance(found, tuple) else (found,)
 
     def _unit_of(self, number: int) -> UnitName | None:
         index = self.recorded.first_operation.get(number)
@@ -433,3 +441,16 @@ class UnitProgram:
     def _in_linear(self, number: int) -> bool:
         index = self.recorded.first_operation.get(number)
         return index is not None and bool(self.base.operations[index].inside)
+
+
+def _bytes_of(op: Operation) -> float:
+    """Bytes that an operation reads and writes; of an embedding's table, the rows that it takes."""
+    inputs = op.results if op.name == "embedding" else op.inputs
+    return sum(one.bytes for one in (*inputs, *op.results))
+
+
+def _columns(op: Operation) -> tuple[int, int]:
+    """Columns of a product's result, and over how many elements each is summed."""
+    if op.name == "convolution":
+        return op.results[0].shape[1], int(np.prod(op.inputs[1].shape[1:]))
+    return op.results[0].shape[-1], op.inputs[-2 if op.name == GROUPED else 0].shape[-1]

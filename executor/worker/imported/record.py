@@ -170,6 +170,11 @@ def is_linear(module: nn.Module) -> bool:
     return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
 
 
+def named(unit: UnitName) -> str:
+    """A unit as a refusal calls it."""
+    return f"{unit[0]} {unit[1]}" if unit[0] == "layer" else unit[0]
+
+
 @contextmanager
 def fake_device(*, cuda: bool) -> Iterator[None]:
     """While entered, tensors have no numbers, and torch decides as on a GPU or as on a CPU."""

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from executor.worker.imported.loops import aligned
 from executor.worker.imported.record import (
     Happening,
     ModelRecording,
@@ -23,25 +24,23 @@ from planner.spec.described import ByteCount
 
 Point = tuple[int, int]
 """(batch, length) of a recording."""
-POINTS: tuple[Point, ...] = (
-    (2, 32),
-    (3, 32),
-    (2, 64),
-    (3, 64),
-    (2, 96),
-    (3, 96),
-    (4, 128),
-)
-"""Six that the sizes are solved from, and one that they must be exact at."""
 
 
 def size_of(points: Sequence[Point], values: Sequence[float], what: Callable[[], str]) -> ByteCount:
-    """Bytes at each point as a polynomial of batch and length."""
-    rows = np.array([(batch * seq, seq, 1.0, batch * seq * seq, batch, seq * seq) for batch, seq in points])
-    found = np.linalg.solve(rows[:6], np.array(values[:6], float))
-    found = np.round(found * 4096) / 4096
-    if not np.allclose(rows @ found, values, rtol=1e-9, atol=0.5):
+    """Bytes at each point as a polynomial of batch and length: it is solved from six, and exact at all. Of one point
+    they are a fixed size."""
+    if len(points) == 1:
+        return 0.0, 0.0, float(values[0])
+    unit = points[0][1]  # lengths are counted in it, so that terms of chunks are whole numbers
+    parts = [(batch, seq / unit) for batch, seq in points]
+    rows = np.array([(batch * seq, seq, 1.0, batch * seq * seq, batch, seq * seq) for batch, seq in parts])
+    solved = np.linalg.solve(rows[:6], np.array(values[:6], float))
+    whole = np.round(solved * 4096) / 4096
+    exact = [one for one in (whole, solved) if np.allclose(rows @ one, values, rtol=1e-9, atol=0.5)]
+    if not exact:
         raise NotDescribed(f"the size of {what()} is no polynomial of batch and length: {values} bytes at {points}")
+    found = exact[0]
+    found = found / [unit, unit, 1, unit * unit, 1, unit * unit]
     terms = [float(one) for one in found]
     while len(terms) > 1 and terms[-1] == 0:
         terms.pop()
@@ -54,22 +53,20 @@ class OtherWithoutGradients(NotDescribed):
 
 
 class Recorded:
-    """Recordings with gradients at each of `POINTS`, and one in which autograd keeps nothing at the first, which says
+    """Recordings with gradients at each of `points`, and one in which autograd keeps nothing at the first, which says
     when variables go out of scope."""
 
-    def __init__(self, runs: Sequence[ModelRecording], plain: ModelRecording, like: Recorded | None = None) -> None:
+    def __init__(
+        self,
+        runs: Sequence[ModelRecording],
+        plain: ModelRecording,
+        points: Sequence[Point],
+        like: Recorded | None = None,
+    ) -> None:
         """A single run may be `like` others of the same model, whose tensors tell how those of its sizes grow."""
-        self.like = like
-        self.runs, self.base, self.plain = runs, runs[0], plain
-        shapes = [[(op.name, op.inside, op.unit) for op in run.operations] for run in runs]
-        for point, shape in zip(POINTS, shapes, strict=False):
-            if shape != shapes[0]:
-                pairs = zip(shape, shapes[0], strict=False)
-                other = next((one for one, first in pairs if one != first), ("the end", "", ("", 0)))
-                raise NotDescribed(
-                    f"its operations are others at batch {point[0]} and length {point[1]}, from {other[0]} in "
-                    f"{named(other[2])} on"
-                )
+        self.like, self.points, self.plain, self.base = like, points, plain, runs[0]
+        self.whole = runs
+        self.runs, self.more, self.repeated = aligned(runs)
         first = next(event for event in self.base.events if event.kind == "begin")
         before = self.base.events[: self.base.events.index(first)]
         # The last operation before makes the gradient of the logits.
@@ -168,7 +165,9 @@ class Recorded:
             if found is None:
                 raise NotDescribed(f"{self._maker(storage)} has a size of its own where weights are frozen")
             return found
-        return size_of(POINTS, [run.sizes[storage] for run in self.runs], lambda: self._maker(storage))
+        if any(storage not in run.sizes for run in self.runs):
+            raise NotDescribed(f"{self._maker(storage)} is made by no operation")
+        return size_of(self.points, [run.sizes[storage] for run in self.runs], lambda: self._maker(storage))
 
     @cached_property
     def growing(self) -> dict[int, ByteCount]:
@@ -182,7 +181,11 @@ class Recorded:
 
     def bytes_of(self, look: Callable[[ModelRecording], float], what: str) -> ByteCount:
         """A figure of each recording."""
-        return size_of(POINTS, [look(run) for run in self.runs], lambda: what)
+        return self.polynomial([look(run) for run in self.runs], what)
+
+    def polynomial(self, values: Sequence[float], what: str) -> ByteCount:
+        """A figure that each recording has."""
+        return size_of(self.points, values, lambda: what)
 
     def _maker(self, storage: int) -> str:
         for operation in self.base.operations:
@@ -194,8 +197,3 @@ class Recorded:
 def _makers(run: ModelRecording, stop: int) -> list[int]:
     """Operations that make storages or write to them: views differ with and without gradients."""
     return [i for i, op in enumerate(run.operations[:stop]) if op.made or op.name.endswith("_")]
-
-
-def named(unit: UnitName) -> str:
-    """A unit as a refusal calls it."""
-    return f"{unit[0]} {unit[1]}" if unit[0] == "layer" else unit[0]

@@ -1,0 +1,191 @@
+"""At which lengths a model is recorded: multiples of the chunks that it works on, and enough iterations of its loops.
+
+Not here: one recording (record.py), or what is made of several (recorded.py, loops.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import nn
+
+from executor.worker.imported.loops import aligned, looped
+from executor.worker.imported.programs import UnitProgram
+from executor.worker.imported.record import ModelRecording, NotDescribed, UnitName, record
+from executor.worker.imported.recorded import OtherWithoutGradients, Point, Recorded
+from planner.spec.described import Program
+
+PADS = tuple(2**power for power in range(3, 10))
+"""Multiples that are tried beside those that a configuration names."""
+MOST_PADDED = 1024
+FAR = 4000
+"""Positions beyond which a model's sizes must still be those polynomials."""
+STRAIGHT, LOOPED = ((1, 2, 3), (2, 3, 4)), (4, 5, 6)
+"""Steps of lengths: where the number of operations is the same at all (from one chunk on, or from two), and where it
+grows."""
+UNIT, UNIT_LOOPED = 32, 4
+"""Positions of a step where nothing is padded; fewer where a loop may have an iteration for each."""
+BEYOND, FAR_LOOPED = 9, 17
+"""Steps of the length at which loops must be as foretold with gradients, and (sizes alone) without."""
+
+
+class RecordedLengths(NamedTuple):
+    """What lengths must be a multiple of, the batches and lengths to record, and whether operations grow in number."""
+
+    multiple: int
+    points: tuple[Point, ...]
+    loops: bool
+
+    @property
+    def shortest(self) -> int:
+        """The fewest positions at which sizes are known: the first of those recorded, where anything is special."""
+        return self.points[0][1] if self.loops or self.multiple > 1 else 1
+
+
+def lengths_of(model: Any) -> RecordedLengths:
+    """The lengths to record of a model: of the smallest multiple at which its forward's sizes are polynomials, so that
+    those at three lengths foretell those at one far beyond them. Enter `fake_device` first."""
+    runs = _Forwards(model)
+    refusal: Exception | None = None
+    for multiple in _multiples(model.config.get_text_config()):
+        try:
+            return _lengths(runs, multiple)
+        except EachPosition:
+            raise
+        except Exception as error:  # of a stranger's code at a length that it does not take, too
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
+
+
+def _multiples(config: Any) -> Iterator[int]:
+    named = {
+        value
+        for key, value in vars(config).items()
+        if ("chunk" in key or "block" in key) and type(value) is int and 1 < value <= MOST_PADDED
+    }
+    yield 1
+    yield from sorted({*named, *PADS})
+
+
+class EachPosition(NotDescribed):
+    """Why a model cannot be described whose operations are as many as its positions."""
+
+
+class _Forwards:
+    """Recordings of a model's forward by length, each made once."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.found: dict[int, ModelRecording] = {}
+
+    def at(self, length: int) -> ModelRecording:
+        """The recording at a length."""
+        if length not in self.found:
+            self.found[length] = record(self.model, 2, length, autocast=False, gradients=False)
+        return self.found[length]
+
+    def count(self, length: int) -> int:
+        """Operations at a length."""
+        return len(self.at(length).operations)
+
+    def foretell(self, lengths: Sequence[int], far: int) -> None:
+        """Raise NotDescribed where sizes at three lengths do not foretell those at one far beyond."""
+        runs = aligned([self.at(length) for length in (*lengths, far)]).runs
+        sizes = np.array([[one.bytes for op in run.operations for one in op.results] for run in runs], float)
+        powers = np.array([[1.0, length / far, (length / far) ** 2] for length in (*lengths, far)])
+        if not np.allclose(powers[3] @ np.linalg.solve(powers[:3], sizes[:3]), sizes[3], rtol=1e-6, atol=0.5):
+            raise NotDescribed(f"its sizes at {lengths} positions do not foretell those at {far}")
+
+
+def _lengths(runs: _Forwards, multiple: int) -> RecordedLengths:
+    unit = UNIT if multiple == 1 else multiple
+    count = runs.count(2 * unit)
+    if all(runs.count(one * unit) == count for one in (3, 4, BEYOND)):
+        lengths = [unit * one for one in STRAIGHT[runs.count(unit) != count]]
+        far = multiple * (FAR // multiple | 1)
+        runs.foretell(lengths, far)
+        return RecordedLengths(multiple, _points(lengths, far), False)
+    unit = UNIT_LOOPED if multiple == 1 else multiple
+    lengths = [unit * one for one in LOOPED]
+    if not all(runs.count(one) < runs.count(other) for one, other in pairwise(lengths)):
+        raise NotDescribed(f"its operations at {lengths} positions do not grow in number with the length")
+    if multiple == 1:
+        raise EachPosition("its layers have a loop with an iteration for each position, which is not described yet")
+    runs.foretell(lengths, unit * FAR_LOOPED)
+    return RecordedLengths(multiple, _points(lengths, unit * BEYOND), True)
+
+
+def _points(lengths: Sequence[int], far: int) -> tuple[Point, ...]:
+    return (*((batch, length) for length in lengths for batch in (2, 3)), (4, far))
+
+
+class Recordings(NamedTuple):
+    """All that is recorded of a model in one number format: with gradients at every point, with frozen weights at the
+    first, and both at the last, beyond the others."""
+
+    every: Recorded
+    frozen: Recorded | None
+    far: tuple[Recorded, Recorded | None] | None
+
+    def program(self, unit: UnitName, names: dict[str, str]) -> tuple[UnitProgram, Program]:
+        """The program of a unit, with what it was made of. `names` are those of the unit's weights by their names in
+        the model."""
+        made = UnitProgram(self.every, unit, names, self.frozen)
+        program = made.made()
+        if self.far is None:
+            return made, program
+        longer = UnitProgram(self.far[0], unit, names, self.far[1]).made()
+        return made, looped(program, longer, self.every.points[0], self.far[0].points[0])
+
+
+def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool) -> Recordings:
+    """Recordings of a model, whose weights are frozen then, but the token table."""
+    first, last = lengths.points[0], lengths.points[-1]
+    chosen = _choices(model)
+    record(model, *first, autocast=autocast, gradients=False)  # what it changes once, it has changed then
+    if other := next((key for key, value in _choices(model).items() if chosen.get(key) != value), None):
+        raise NotDescribed(f"it chooses by the length of its sequences ({other})")
+    runs = [record(model, *point, autocast=autocast) for point in lengths.points]
+    far = None
+    try:
+        every = Recorded(runs, _without_gradients(model, first, autocast), lengths.points)
+        if lengths.loops:
+            far = Recorded(runs[-1:], _without_gradients(model, last, autocast), (last,))
+    except OtherWithoutGradients:
+        every = Recorded(runs, record(model, *first, autocast=autocast, forgets=True), lengths.points)
+        if lengths.loops:
+            far = Recorded(runs[-1:], record(model, *last, autocast=autocast, forgets=True), (last,))
+    frozen = _frozen(every, model, autocast=autocast)
+    return Recordings(every, frozen, None if far is None else (far, _frozen(far, model, autocast=autocast)))
+
+
+def _without_gradients(model: Any, point: Point, autocast: bool) -> ModelRecording:
+    return record(model, *point, autocast=autocast, gradients=False)
+
+
+def _choices(model: nn.Module) -> dict[str, str]:
+    """What modules are told by words, such as which attention they use."""
+    return {
+        f"{name}.{key}".removeprefix("."): value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, str)
+    }
+
+
+def _frozen(every: Recorded, model: Any, *, autocast: bool) -> Recorded | None:
+    """One more recording, of the same model with all its weights frozen but the token table; None where it computes
+    otherwise then, as torch.matmul does."""
+    table = model.get_input_embeddings().weight
+    for weight in model.parameters():
+        weight.requires_grad_(weight is table)
+    point = every.points[0]
+    one = record(model, *point, autocast=autocast)
+    names = [[op.name for op in run.operations[: every.forward]] for run in (one, every.base)]
+    if names[0] != names[1]:
+        return None
+    return Recorded([one], every.plain, (point,), like=every)
