@@ -74,7 +74,7 @@ class Recorder(TorchDispatchMode):
         written = args[0] if args and func._schema.is_mutable else None
         if isinstance(written, torch.Tensor) and written.is_meta:
             base = written if written._base is None else written._base
-            part = None if isinstance(written, nn.Parameter) else written
+            part = None if written is base else written
             sources = [self._made_by(one) for one in args[1:]]
             call = _Call(func, base, args[1:], kwargs, part, sources)
             into = self.calls if isinstance(base, nn.Parameter) else self._made_by(base)
