@@ -146,7 +146,9 @@ def drawn(
         if call.random:
             made.clear()  # what was written before is overwritten
         made.append(call)
-    assert writes.keys() >= names.keys(), "a weight that nothing initialises"
+    if bare := next((name for key, name in names.items() if key not in writes), None):
+        rule = f"is missing: the model's own code draws no numbers for {bare}"
+        raise PlannerError("recipe.checkpoint", None, rule, "Give a folder that holds the model's weights")
     for call in calls:
         made = writes[id(call.weight)]
         if call is not made[0] and not call.random:
