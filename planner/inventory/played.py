@@ -168,7 +168,7 @@ class Player:
         kept = [Tensor(self._at(place), False, since) for place in node.keeps]
         if len(made) == 1:
             own = any(place >= first for place in node.keeps)  # what it made itself
-            tape.record(made[0], kept, lambda grad: self._backward(node, grad), saves_after=own)
+            tape.record(made[0], kept, lambda grad: self._backward(node, grad, kept), saves_after=own)
             return
         self._several(node, made, kept)
 
@@ -177,9 +177,10 @@ class Player:
         tape, waiting = self.tape, list[Storage]()
         join = Tensor(Storage(Size(), TEMPORARIES), made[0].needs_grad, len(tape.moments))
 
-        def backward(grad: Storage) -> None:
-            self._backward(node, waiting[0] if waiting else grad)
+        def backward(grad: Storage) -> bool:
+            released = self._backward(node, waiting[0] if waiting else grad, kept)
             tape.release(*waiting)
+            return released
 
         def hand_on(grad: Storage) -> None:
             grad.holders += 1
@@ -202,9 +203,14 @@ class Player:
             return []
         return [self.weights[one] for one in node.reads if isinstance(one, str)]
 
-    def _backward(self, node: AutogradStep, grad: Storage) -> None:
+    def _backward(self, node: AutogradStep, grad: Storage, kept: Sequence[Tensor]) -> bool:
+        """Play a node's backward. In a layer that runs again nothing but the operation holds what it kept, which it
+        lets go as it ends; true then. Else the graph does, until autograd has dealt with the gradients too."""
         tape, made = self.tape, list[Storage]()
-        for item in node.back:
+        early = tape.again and bool(node.own)
+        for place, item in enumerate(node.back):
+            if early and place == node.own:
+                tape.release(*(tensor.storage for tensor in kept))
             if isinstance(item, Make):
                 made.append(tape.allocate(size(item.size)))
             elif isinstance(item, Free):
@@ -220,6 +226,7 @@ class Player:
                     tape.weight_grad(weight.elements * (2 if item.name == self.twice else 1))
         freed = {item.storage for item in node.back if isinstance(item, Free)}
         tape.release(*(one for place, one in enumerate(made) if place not in freed))
+        return early
 
 
 def play_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:

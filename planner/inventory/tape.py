@@ -74,7 +74,8 @@ class Tensor:
         self.discarded = False
 
 
-Backward = Callable[[Storage], None]
+Backward = Callable[[Storage], bool | None]
+"""What a node does with the gradient of its output; true where it let go of what it saved."""
 
 
 class GraphNode(msgspec.Struct, frozen=True):
@@ -108,6 +109,7 @@ class Tape:
         self._given: list[tuple[Tensor, Storage]] = []
         self._cached: list[Storage] = []
         self.waiting: dict[str, Storage] = {}
+        self.again = False
         self.variables: list[Tensor] = []
         self.returned: list[Tensor] = []
         self.inputs: list[Tensor] = []
@@ -280,9 +282,9 @@ class Tape:
                 self.enter(node.unit, node.layer)
             outer, self._given = self._given, []
             self.weight = node.weight
-            node.backward(grad)
+            released = node.backward(grad)
             given, self._given = self._given, outer
-            self.release(*node.saved, *(() if node.gives_away else (grad,)))
+            self.release(*(() if released else node.saved), *(() if node.gives_away else (grad,)))
             waits = self.unit in self.together
             before = self.unit_grads, self.in_flight, False, node.weight, self.begun
             if not waits:

@@ -343,7 +343,9 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
         grad.holders += not gives_away
         tape.grads[result] = grad
         _play_what_asks_for_nothing(tape, inner, begin, before)
+        outside, tape.again = tape.again, True
         tape.play(inner)
+        tape.again = outside
         tape.drop(again)
         tape.release(*unasked)
         value = tape.grads.pop(again, None)

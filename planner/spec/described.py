@@ -56,11 +56,13 @@ BackwardStep = Make | Free | Give | WeightGradient
 
 class AutogradStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What autograd remembers of an operation: the places in the graph that it reads (None: no gradient goes there; a
-    weight by its name), the storages it keeps, and what its backward does."""
+    weight by its name), the storages it keeps, and what its backward does. The first `own` of these are the operation's
+    (0: all are), the others autograd's, which gives each gradient its input's format and shape."""
 
     reads: tuple[int | str | None, ...]
     keeps: tuple[int, ...] = ()
     back: tuple[BackwardStep, ...] = ()
+    own: int = 0
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -53,7 +53,7 @@ def model(request: pytest.FixtureRequest) -> ModelSpec:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(describing, "VARIANTS", {"pure": describing.VARIANTS["pure"]})
         found = describe(config(request.param, DESCRIBED_LAYERS[request.param]), ("cuda",))
-    return spec_of(request.param, raw, config_of(raw), replace(found, config=raw))
+    return spec_of(request.param, raw, config_of(raw), replace(found, config=raw, runs=()))
 
 
 def times_of(product: OtherProduct, batch: int, seq: int) -> float:

@@ -40,6 +40,8 @@ from planner.spec.described import (
 PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward"))
 GROUPED = "_grouped_mm"
 ATTENTION = "_scaled_dot_product"
+FORMATS = frozenset(("_to_copy", "sum"))
+"""What autograd does to give a gradient the format and the shape of its input (validate_outputs of its engine)."""
 Occurrences = int | tuple[float, ...]
 """How many there are: a number, or the terms of a polynomial of batch and length."""
 
@@ -222,7 +224,7 @@ class UnitProgram:
         whole = all(one.bytes == self.base.sizes[one.storage] for one in operation.results)
         if used != [0] or node.keeps or not whole or len(edges) != 1 or not isinstance(edges[0], tuple):
             return False
-        if self._back(self.recorded, node.number) != (Give(0, -1),):
+        if self._back(self.recorded, node.number)[0] != (Give(0, -1),):
             return False
         place = self._place(edges[0])
         assert place is not None
@@ -252,10 +254,11 @@ class UnitProgram:
             where = self._storage(ours.get(storage, storage))
             if where is not None and where not in keeps:
                 keeps.append(where)
-        back = self._back(recorded, number)
+        back, own = self._back(recorded, number)
         if like is not None:
+            own = sum(not isinstance(one, WeightGradient) for one in back[:own])
             back = tuple(one for one in back if not isinstance(one, WeightGradient))
-        return AutogradStep(reads=tuple(reads), keeps=tuple(keeps), back=back)
+        return AutogradStep(reads=tuple(reads), keeps=tuple(keeps), back=back, own=own)
 
     @cached_property
     def _ours(self) -> dict[int, int]:
@@ -268,8 +271,12 @@ class UnitProgram:
                 found[here.storage] = there.storage
         return found
 
-    def _back(self, recorded: Recorded, number: int) -> tuple[BackwardStep, ...]:
+    def _back(self, recorded: Recorded, number: int) -> tuple[tuple[BackwardStep, ...], int]:
+        """What a node's backward does, and how much of it before autograd formats the gradients (0: all)."""
         events = recorded.backward_of[number]
+        operations = [recorded.base.operations[one.what].name for one in events if one.kind == "op"]
+        computes = max((place for place, name in enumerate(operations) if name not in FORMATS), default=-1)
+        seen, own = 0, 0
         edges, given = self._edges(recorded, recorded.base.nodes[number]), events[-1].tensor
         of_weight = {storage: edge for edge, storage in zip(edges, given, strict=False) if isinstance(edge, str)}
         found: list[BackwardStep] = []
@@ -277,6 +284,8 @@ class UnitProgram:
         written = set()
         for event in events:
             if event.kind == "op":
+                own = len(found) if seen == computes + 1 > 0 else own
+                seen += 1
                 for storage in recorded.base.operations[event.what].made:
                     if storage in of_weight:
                         found.append(WeightGradient(self.names.get(of_weight[storage], of_weight[storage])))
@@ -295,7 +304,7 @@ class UnitProgram:
                     written.add(edge)
             else:
                 found.append(Give(place, numbers.get(storage, -1)))
-        return tuple(found)
+        return tuple(found), own
 
     def _edges(self, recorded: Recorded, node: AutogradNode) -> list[Place | str | None]:
         """Where a node's gradients go; that of a view of a weight to the weight itself."""
