@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.parallelism.rule import Rule
 from planner.spec.described import Program, head_step
+from planner.spec.options import LARGEST_SEQ
 
 if TYPE_CHECKING:
     from planner.parallelism.case import Case
@@ -31,8 +32,8 @@ def _fitting(case: Case) -> int:
     described = case.model.described
     assert described is not None
     step = described.multiple_of
-    least = -(-described.shortest // step)
-    return max(least, round(case.job.seq_len / step)) * step
+    least, most = -(-described.shortest // step), (described.longest or LARGEST_SEQ) // step
+    return min(max(least, round(case.job.seq_len / step)), most) * step
 
 
 def _unsplit(axis: str) -> Rule:
@@ -85,7 +86,8 @@ def _sentence_of_lengths(case: Case) -> str:
     assert described is not None
     lengths = f"multiples of {described.multiple_of}" if described.multiple_of > 1 else "lengths"
     least = f" from {described.shortest} on" if described.shortest > 1 else ""
-    return f"{case.model.name} is an imported model: its layers are described at {lengths}{least}"
+    most = f" up to {described.longest}, their attention's window" if described.longest else ""
+    return f"{case.model.name} is an imported model: its layers are described at {lengths}{least}{most}"
 
 
 DESCRIBED: tuple[Rule, ...] = (

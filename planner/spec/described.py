@@ -176,11 +176,12 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     in order: `runs` of (kind, layers). Without `runs` the first `dense_layers` are of kind "dense", the others of kind
     "layer".
 
-    Sizes hold at lengths that are a multiple of `multiple_of`, to which layers that work on chunks of a sequence pad
-    others, from `shortest` on. `unused` are weights that take no part in the loss, by their names in the model with *
-    for the layer: the trainer freezes them. `shared` are weights beside the token table that several modules hold.
-    `adapts` says whether programs say what it does with its weights frozen, `recomputes` whether Transformers can
-    recompute its layers, `padded` whether it needs its token of padding to be built.
+    Sizes hold at lengths that are a multiple of `multiple_of`, to which layers that work on chunks of a sequence
+    pad others, from `shortest` to `longest` (0: without end). `unused` are weights that take no part in the loss,
+    by their names in the model with * for the layer: the trainer freezes them. `shared` are weights beside the
+    token table that several modules hold. `adapts` says whether programs say what it does with its weights frozen,
+    `recomputes` whether Transformers can recompute its layers, `padded` whether it needs its token of padding to be
+    built.
     """
 
     config: dict[str, Any]
@@ -196,6 +197,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     padded: bool = False
     multiple_of: int = 1
     shortest: int = 1
+    longest: int = 0
 
     def __hash__(self) -> int:
         """By a few names: a configuration is a dict, which has no hash, and equality still compares everything."""

@@ -41,8 +41,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
 }
 """Fields that every published config.json of a type has, and without whose defaults Transformers cannot build it."""
-BY_TURNS, OF_LENGTH = "kinds by turns, which is not described yet", "its operations are others at batch"
-"""Reasons that are no type's own."""
+EACH_POSITION = "an iteration for each position"
 REFUSED: dict[str, str] = {
     "big_bird": "it chooses by the length of its sequences",
     "dbrx": "the numbers in its tensors decide their sizes",
@@ -61,13 +60,7 @@ REFUSED: dict[str, str] = {
     "xlm": "tail reads what native_layer_norm of gap made",
     "xmod": "the numbers in its tensors decide their sizes",
     "zaya": "layer 1 reads what _to_copy of layer 1 made",
-    **dict.fromkeys(
-    ("bailing_hybrid", "deepseek_v4", "dots3_note", "dots3_note_text", "gemma4", "gemma4_text",
-     "gemma4_unified", "gemma4_unified_text", "gpt_neox_japanese", "hy_v4", "inkling2_text", "inkling_text",
-     "jamba", "kimi_linear", "lfm2_moe", "lfm3", "llama4", "llama4_text", "mimo_v2_flash", "minimax", "mllama",
-     "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
-     "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "reformer", "zamba", "zamba2"), BY_TURNS),
-    **dict.fromkeys(("falcon_mamba", "mamba", "modernbert-decoder", "rwkv", "xlstm"), OF_LENGTH),
+    **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "recurrent_gemma", "rwkv"), EACH_POSITION),
 }  # fmt: skip
 """Types that are not imported, and why. A listed type that is imported fails its test."""
 

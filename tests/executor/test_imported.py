@@ -220,7 +220,7 @@ def test_a_family_by_hand_and_described_computes_the_same(family: str, monkeypat
         unit_work(Case(each, job, layout, cluster, presets.runtime("accelerate-fsdp2"))) for each in (by_hand, model)
     )
 
-    for unit in one:
+    for unit in other:
         for direction in ("forward", "backward"):
             flops, own = getattr(one[unit], direction).flops, getattr(other[unit], direction).flops
             assert own == pytest.approx(flops, rel=1e-6), (unit, direction)

@@ -146,6 +146,7 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         runs=tuple((kind, len(list(group))) for kind, group in groupby(kinds)),
         multiple_of=1 if lengths is None else lengths.multiple,
         shortest=1 if lengths is None else lengths.shortest,
+        longest=0 if lengths is None else lengths.longest(text),
         unused=unused,
         shared=shared_weights(whole),
         adapts=adapts,

@@ -5,6 +5,7 @@ Not here: one recording (record.py), or what is made of several (recorded.py, lo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from planner.spec.described import Program
 PADS = tuple(2**power for power in range(3, 10))
 """Multiples that are tried beside those that a configuration names."""
 MOST_PADDED = 1024
+WINDOW = re.compile("window|attention_chunk")
+"""Keys of a configuration that name how far attention sees."""
 FAR = 4000
 """Positions beyond which a model's sizes must still be those polynomials."""
 STRAIGHT, LOOPED = ((1, 2, 3), (2, 3, 4)), (4, 5, 6)
@@ -43,6 +46,13 @@ class RecordedLengths(NamedTuple):
     def shortest(self) -> int:
         """The fewest positions at which sizes are known: the first of those recorded, where anything is special."""
         return self.points[0][1] if self.loops or self.multiple > 1 else 1
+
+    def longest(self, config: Any) -> int:
+        """The most positions at which sizes are known: the smallest window of a configuration that no recorded length
+        is beyond, since attention has other masks there. 0 without one."""
+        recorded = max(length for _, length in self.points)
+        values = (value for key, value in vars(config).items() if WINDOW.search(key) and type(value) is int)
+        return min((value for value in values if value >= recorded), default=0)
 
 
 def lengths_of(model: Any) -> RecordedLengths:
