@@ -55,7 +55,7 @@ def described_weights(model: ModelSpec, unit: str) -> tuple[Weight, ...]:
             split=one.split,
             expert=one.use == "expert",
             transposed=one.transposed,
-            alone=one.use != "linear",
+            alone=one.use in ("other", "unused"),
             trainable=one.use != "unused",
         )
         for one in (described_of(model).units[unit].weights if unit in described_of(model).units else ())

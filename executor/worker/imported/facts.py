@@ -6,6 +6,7 @@ Not here: its weights and operations (describe.py).
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import Any
 
 from executor.worker.model.layers import decoder_config, layer_key
@@ -39,7 +40,7 @@ def spec_of(name: str, raw: dict[str, Any], config: Any, described: Described) -
         max_seq_len=_first(text, ("max_position_embeddings", "max_sequence_length", "n_positions"), 4096),
         sliding_window=_first(text, ("sliding_window",), 0) or None,
         full_attention_every=full[0] if full and full[0] > 1 else 0,
-        moe=_experts(text, described),
+        moe=_experts(text, described, hidden),
         positions="none",
         imported=described,
     )
@@ -50,9 +51,11 @@ def _first(text: Any, keys: tuple[str, ...], absent: int) -> int:
     return int(found)
 
 
-def _experts(text: Any, described: Described) -> Moe | None:
+def _experts(text: Any, described: Described, hidden: int) -> Moe | None:
     stacked = [one for unit in described.units.values() for one in unit.weights if one.use == "expert"]
     if not stacked:
         return None
     count = stacked[0].shape[0]
-    return Moe(experts=count, top_k=min(_first(text, CHOSEN, 1), count), expert_ffn=min(stacked[-1].shape[1:]))
+    return Moe(
+        experts=count, top_k=min(_first(text, CHOSEN, 1), count), expert_ffn=prod(stacked[-1].shape[1:]) // hidden
+    )
