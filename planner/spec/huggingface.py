@@ -214,6 +214,8 @@ def _full_attention_every(keys: _Keys, form: Format, layers: int) -> int:
 
 def config_dict(model: ModelSpec) -> dict[str, Any]:
     """The config.json of a model in the format of transformers 5, with its model_type."""
+    if model.described is not None:
+        return dict(model.described.config)
     form = FORMATS[model.family]
     config: dict[str, Any] = {"architectures": [form.architecture], "model_type": model.family}
     for field, names in form.keys.items():

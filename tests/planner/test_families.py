@@ -19,7 +19,7 @@ from planner.spec import ModelSpec, presets
 from planner.spec.formats import FORMATS
 from planner.spec.model_rules import check_model
 
-MODELS = presets.names("models")
+MODELS = [name for name in presets.names("models") if presets.model(name).described is None]
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 

@@ -19,7 +19,7 @@ from planner.inventory import default_lora, lora_targets, parameters, unit_weigh
 from planner.inventory.narrow import is_layer_linear
 from planner.spec import Kernels, ModelSpec, Quantization, presets
 
-MODELS = presets.names("models")
+MODELS = [name for name in presets.names("models") if presets.model(name).described is None]
 IN_BF16 = ("gpt2", "gpt2 with its own dropouts", "falcon", "gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3")
 
 
