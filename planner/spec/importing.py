@@ -55,12 +55,16 @@ FACTS = {field.name: field.default for field in msgspec.structs.fields(ModelSpec
 def write_described(model: ModelSpec, path: Path) -> None:
     """Write a model/1 file, whole or not at all."""
     assert model.described is not None
-    facts = msgspec.to_builtins(msgspec.structs.replace(model, imported=msgspec.UNSET))
-    bare = {name: value for name, value in facts.items() if value != FACTS.get(name, msgspec.NODEFAULT)}
-    whole = {"schema": SCHEMA, "record": RECORD, "model": bare, "described": packed(model.described)}
+    whole = {"schema": SCHEMA, "record": RECORD, "model": facts_of(model), "described": packed(model.described)}
     raw = msgspec.json.encode(whole)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, raw)
+
+
+def facts_of(model: ModelSpec) -> dict[str, Any]:
+    """A model's facts that are not their defaults, without its description."""
+    facts = msgspec.to_builtins(msgspec.structs.replace(model, imported=msgspec.UNSET))
+    return {name: value for name, value in facts.items() if value != FACTS.get(name, msgspec.NODEFAULT)}
 
 
 def read_described(path: Path, where: str = "") -> ModelSpec:

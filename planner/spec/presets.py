@@ -440,11 +440,17 @@ def calibration(name: str, *, folders: Folders = ()) -> dict[str, Any]:
 
 
 def as_written(kind: str, name: str, *, folders: Folders = ()) -> dict[str, Any]:
-    """Any preset's file in its own units, [sources] left out; of one version of a runtime what holds of it."""
+    """Any preset's file in its own units, [sources] left out; of one version of a runtime what holds of it, of a
+    described model the sizes of its description too."""
     if known_kind(kind) == "runtimes" and VERSION_MARK in name:
         path, _, label = _runtime_file(name, folders)
         return _facts(_of_version(read_toml(path), label))
-    return _facts(read_toml(found_file(kind, name, folders)))
+    facts = _facts(read_toml(found_file(kind, name, folders)))
+    if DESCRIBED not in facts:
+        return facts
+    from planner.spec.importing import facts_of
+
+    return facts | {key: value for key, value in facts_of(model(name, folders=folders)).items() if key != "name"}
 
 
 def _facts(raw: dict[str, Any]) -> dict[str, Any]:
