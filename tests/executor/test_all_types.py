@@ -44,6 +44,12 @@ FIELDS: dict[str, dict[str, Any]] = {
 EACH_POSITION = "an iteration for each position"
 REFUSED: dict[str, str] = {
     "big_bird": "it chooses by the length of its sequences",
+    "deepseek_v32": "do not foretell",
+    "deepseek_v4": "do not grow in number with the length",
+    "doge": "has too few iterations that are alike",
+    "gemma4": "reads what mul of embed made",
+    "gemma4_text": "reads what mul of embed made",
+    "hy_v4": "do not foretell",
     "dbrx": "the numbers in its tensors decide their sizes",
     "blt": "num_hidden_layers is None",
     "cpmant": "layer 1 reads what clone of embed made",
@@ -59,8 +65,9 @@ REFUSED: dict[str, str] = {
     "prophetnet": "layer 1 reads what _to_copy of layer 1 made",
     "xlm": "tail reads what native_layer_norm of gap made",
     "xmod": "the numbers in its tensors decide their sizes",
+    **dict.fromkeys(("zamba", "zamba2"), "reads what clone of embed made"),
     "zaya": "layer 1 reads what _to_copy of layer 1 made",
-    **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "recurrent_gemma", "rwkv"), EACH_POSITION),
+    **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "recurrent_gemma", "rwkv", "xlstm"), EACH_POSITION),
 }  # fmt: skip
 """Types that are not imported, and why. A listed type that is imported fails its test."""
 
