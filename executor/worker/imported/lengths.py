@@ -25,7 +25,9 @@ MOST_PADDED = 1024
 WINDOW = re.compile("window|attention_chunk")
 """Keys of a configuration that name how far attention sees."""
 FAR = 4000
-"""Positions beyond which a model's sizes must still be those polynomials."""
+"""Positions at which a model's sizes must still be those polynomials, or as many as it has."""
+POSITIONS = ("max_position_embeddings", "max_seq_len", "n_positions")
+"""Keys of a configuration that name how many positions a model has."""
 STRAIGHT, LOOPED = ((1, 2, 3), (2, 3, 4)), (4, 5, 6)
 """Steps of lengths: where the number of operations is the same at all (from one chunk on, or from two), and where it
 grows."""
@@ -91,6 +93,8 @@ class _Forwards:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.found: dict[int, ModelRecording] = {}
+        named = (getattr(model.config.get_text_config(), key, None) for key in POSITIONS)
+        self.positions = min((one for one in named if type(one) is int and one > 0), default=FAR)
 
     def at(self, length: int) -> ModelRecording:
         """The recording at a length."""
@@ -116,7 +120,8 @@ def _lengths(runs: _Forwards, multiple: int) -> RecordedLengths:
     count = runs.count(2 * unit)
     if all(runs.count(one * unit) == count for one in (3, 4, BEYOND)):
         lengths = [unit * one for one in STRAIGHT[runs.count(unit) != count]]
-        far = multiple * (FAR // multiple | 1)
+        far = multiple * max(min(FAR, runs.positions) // multiple, BEYOND)
+        far -= multiple * (far // multiple % 2 == 0 and far > multiple * BEYOND)
         runs.foretell(lengths, far)
         return RecordedLengths(multiple, _points(lengths, far), False)
     unit = UNIT_LOOPED if multiple == 1 else multiple
