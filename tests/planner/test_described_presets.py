@@ -1,4 +1,4 @@
-"""Claims about model presets that are described by their own code: they are small, have the parameters of their modules,
+"""Claims about model presets that are described by their own code: they are small and have their modules' parameters,
 and are found by their ids on the Hub.
 
 Not here: what is published of them (tests/executor/test_published_models.py), or making them (scripts/described.py).
