@@ -54,7 +54,8 @@ def read_config(path: str | os.PathLike[str]) -> ModelSpec:
 def spec_of(config: dict[str, Any], file: Path, name: str) -> ModelSpec:
     """The model of a decoded config.json; `file` is how a refusal names it."""
     kind = config.get("model_type")
-    if kind not in FORMATS and (what := other_than_causal(config)) is not None:
+    known = not isinstance(kind, str) or kind in FORMATS
+    if not known and (what := other_than_causal(config)) is not None:
         fix = "Give the config.json of a decoder: its architectures name ...ForCausalLM"
         raise PlannerError(f"{file}: model_type", None, sentence(kind, what), fix)
     if isinstance(kind, str) and _is_unknown(kind, config):

@@ -11,10 +11,19 @@ from typing import Any
 import pytest
 
 from planner.figures import host
-from planner.inventory import TERMS
+from planner.inventory import TERMS, Moment
 from planner.inventory.tape import ACTIVATIONS
 from planner.inventory.tensors import Size
 from planner.parallelism.offload import Transfer
+
+
+def live(size: float) -> tuple[Size, ...]:
+    place = TERMS.index(ACTIVATIONS)
+    return tuple(Size(per_token=size if at == place else 99.0) for at in range(len(TERMS)))
+
+
+WALKED: Any = SimpleNamespace(layer={"dense": live(10.0), "layer": live(7.0)})
+"""A dense layer keeps 10 bytes a token, another 7."""
 
 
 def on(**cluster: Any) -> Any:
@@ -32,29 +41,30 @@ def test_a_node_s_memory_holds_all_of_its_ranks_or_nobody_knows(rank: float, nod
 
 
 @pytest.mark.parametrize(
-    ("unit", "layer", "before"),
+    ("unit", "layer", "waits"),
     [
-        ("embed", -1, (0, 0)), ("tail", -1, (2, 5)), ("loss", -1, (2, 5)), ("dense", 0, (0, 0)), ("dense", 1, (1, 0)),
-        ("layer", 2, (2, 0)), ("layer", 3, (2, 1)), ("layer", 6, (2, 4)),
+        ("embed", -1, 0.0), ("tail", -1, 48.0), ("loss", -1, 48.0), ("dense", 0, 0.0), ("dense", 1, 0.0),
+        ("layer", 2, 10.0), ("layer", 3, 20.0), ("layer", 6, 41.0),
     ],
 )  # fmt: skip
-def test_layers_before_the_one_at_work_wait_dense_ones_first(unit: str, layer: int, before: tuple[int, int]) -> None:
+def test_layers_before_the_one_at_work_wait(unit: str, layer: int, waits: float) -> None:
     """Of two dense layers and five others."""
-    assert host._layers_before(SimpleNamespace(unit=unit, layer=layer), 2, 5) == before  # type: ignore[arg-type]
+    case: Any = SimpleNamespace(kind_by_layer=("dense",) * 2 + ("layer",) * 5)
+    moment = Moment("forward", unit, layer, live(100.0), 0, 0)
+
+    found = host.on_device(case, moment, WALKED, 0.0)
+
+    assert found.live[TERMS.index(ACTIVATIONS)].per_token == 100.0 - waits
 
 
 @pytest.mark.parametrize(
-    ("dense", "layers", "waits"), [(0, 0, 0.0), (1, 0, 0.0), (3, 0, 20.0), (2, 1, 20.0), (2, 4, 20.0 + 3 * 7.0)]
+    ("kinds", "waits"),
+    [("", 0.0), ("d", 0.0), ("ddd", 20.0), ("ddl", 20.0), ("ddllll", 20.0 + 3 * 7.0), ("dldl", 2 * 10.0 + 7.0)],
 )
-def test_the_layer_finished_last_is_still_on_its_way(dense: int, layers: int, waits: float) -> None:
-    """A dense layer keeps 10 bytes a token, another 7."""
-    place = TERMS.index(ACTIVATIONS)
+def test_the_layer_finished_last_is_still_on_its_way(kinds: str, waits: float) -> None:
+    names = ["dense" if one == "d" else "layer" for one in kinds]
 
-    def live(size: float) -> tuple[Size, ...]:
-        return tuple(Size(per_token=size if at == place else 99.0) for at in range(len(TERMS)))
-
-    walked: Any = SimpleNamespace(layer=(live(10.0), live(7.0)))
-    assert host._waiting(walked, dense, layers).per_token == waits
+    assert host._waiting(WALKED, names).per_token == waits
 
 
 def test_a_size_below_nothing_is_nothing() -> None:

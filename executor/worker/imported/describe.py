@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
+from copy import deepcopy
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -66,7 +67,8 @@ def config_of(raw: dict[str, Any]) -> Any:
 
     kind = raw.get("model_type")
     try:
-        return AutoConfig.for_model(**{key: value for key, value in raw.items() if key not in LEFT_OUT})
+        kept = {key: deepcopy(value) for key, value in raw.items() if key not in LEFT_OUT}  # which it may write to
+        return AutoConfig.for_model(**kept)
     except Exception as error:
         raise NotDescribed(f"Transformers cannot read its configuration ({kind}): {first_line(error)}") from None
 
