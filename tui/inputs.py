@@ -209,16 +209,17 @@ def matches(known: Mapping[str, str], wanted: str) -> list[tuple[str, str]]:
     return [(name, known[name]) for distance, name in sorted(ranked, key=lambda pair: pair[0]) if distance < 4]
 
 
-def _nearest(name: str, wanted: Sequence[str]) -> int:
+def _nearest(name: str, wanted: Sequence[str]) -> float:
     return min(_distance(name, "-".join(wanted)), max((_distance(name, word) for word in wanted), default=0))
 
 
-def _distance(name: str, wanted: str) -> int:
+def _distance(name: str, wanted: str) -> float:
     if name.startswith(wanted):
         return 0
-    if re.search(rf"(?<=[-._])(?![-._]){re.escape(wanted)}", name):
-        return 1
+    if part := re.search(rf"(?<=[-._])(?![-._]){re.escape(wanted)}", name):
+        return 1 if name[part.start() - 1] == "-" else 1.5  # 3-8b is meant of llama-3-8b before granite-3.3-8b
     if wanted in name:
         return 2
     letters = iter(name)
-    return 3 if all(letter in letters for letter in wanted) else 4
+    scattered = all(letter in letters for letter in wanted)
+    return (3 if name.startswith(wanted[:1]) else 3.5) if scattered else 4

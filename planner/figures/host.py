@@ -107,6 +107,8 @@ def _kept_outside(case: Case) -> Size:
 
 def _waiting(walked: Walk, kinds: Sequence[str]) -> Size:
     """Saved tensors on the host after layers of these kinds: those of the last stay."""
+    if not kinds:
+        return NOTHING * float(offloaded_layers(0))
     found = NOTHING
     for kind in dict.fromkeys(kinds):
         count = kinds.count(kind)
