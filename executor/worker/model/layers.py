@@ -42,11 +42,13 @@ def without_padding(config: Any) -> None:
 
 def counts_from_padding(model: Any) -> bool:
     """Whether modules of a model that was built without a token of padding look for it, as those do that number
-    positions from it on."""
+    positions from it on. A whole model has `padding_idx` for the table that it makes alone."""
+    from transformers import PreTrainedModel
+
     return any(
-        getattr(module, name, 0) is None and not isinstance(module, nn.Embedding)
+        getattr(module, name, 0) is None and not isinstance(module, but)
         for module in model.modules()
-        for name in ("padding_idx", "pad_index")
+        for name, but in (("padding_idx", (nn.Embedding, PreTrainedModel)), ("pad_index", (nn.Embedding,)))
     )
 
 
