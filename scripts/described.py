@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from multiprocessing import Pool
@@ -19,9 +17,10 @@ from typing import Any
 
 import msgspec
 
+from planner.basics.errors import PlannerError
 from planner.inventory import parameters
 from planner.spec.formats import FORMATS
-from planner.spec.importing import MODULE, read_described
+from planner.spec.importing import read_described, run_import
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "tests" / "recorded" / "described" / "published.jsonl"
@@ -42,11 +41,10 @@ def make(row: dict[str, Any]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         config, out = Path(folder) / "config.json", Path(folder) / "model.json"
         config.write_bytes(msgspec.json.encode(row["config"]))
-        done = subprocess.run(
-            [sys.executable, "-m", MODULE, str(config), str(out), name], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            return f"{name}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}"
+        try:
+            run_import(config, out, name, name)
+        except PlannerError as error:
+            return error.sentence
         raw, model = gzip.compress(out.read_bytes(), mtime=0), read_described(out)
     if parameters(model) != row["built_parameters"]:
         return f"{name}: {parameters(model):,} parameters, and its module has {row['built_parameters']:,}"

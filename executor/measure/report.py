@@ -289,7 +289,7 @@ def join_traffic(plan: Plan, measured: tuple[RankMeasurements, ...]) -> TrafficR
     busiest = max(measured, key=lambda one: totals[one.rank], default=None)
     kinds = layer_kinds(plan.model)
     predicted = tuple(
-        msgspec.structs.replace(one, unit="layer") if one.unit in kinds else one  # what is measured is of any kind
+        msgspec.structs.replace(one, unit="layer") if one.unit in kinds else one  # the meter does not tell kinds apart
         for one in prediction_of(plan, busiest).collectives
     )
     known = bool(predicted or plan.prediction.ideal_collectives or plan.prediction.memory)

@@ -19,7 +19,7 @@ from planner.inventory.compute import HF
 from planner.inventory.ends import first_weights
 from planner.inventory.narrow import NF4
 from planner.inventory.ops import fetched_elements
-from planner.inventory.units import COPY
+from planner.inventory.units import COPY, by_layer
 from planner.spec import Kernels, Lora, ModelSpec
 
 ROOTS = 2
@@ -304,16 +304,13 @@ def _trace(
     first = {weight.name for weight in first_weights(model)} if model.tied else set()
     table = [weight for weight in units["tail"] if weight.name in first]
     run("embed", -1, fetched(table or units["embed"]))
-    layer = 0
     orders = {unit: execution_order(model, unit) if units[unit] else {} for unit in layer_kinds(model)}
     ordered: dict[str, list[tuple[Weight, int, float | None]]] = {}
-    for unit, count in layer_runs(model):
+    for layer, unit in enumerate(by_layer(layer_runs(model))):
         order = orders[unit]
         if unit not in ordered:  # a weight's adapters run right after it
             ordered[unit] = fetched(sorted(units[unit], key=lambda weight: order[_base_name(weight)]))
-        for _ in range(count):
-            run(unit, layer, ordered[unit])
-            layer += 1
+        run(unit, layer, ordered[unit])
     run("tail", -1, fetched(weight for weight in units["tail"] if weight not in table))
     if table:  # tied: the head uses the embedding's weight again
         needs_backward.append([True])

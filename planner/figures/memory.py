@@ -21,6 +21,7 @@ from planner.figures.allocator import reserved_bytes as reserved_bytes
 from planner.figures.host import host_fits, host_node_bytes, host_terms, on_device
 from planner.inventory import TERMS as WALK_TERMS
 from planner.inventory import Moment, Size, Walk, walk
+from planner.inventory.units import layers_by_kind
 from planner.parallelism import pipeline
 from planner.parallelism.case import Case
 from planner.spec import Layout
@@ -115,14 +116,14 @@ def _reducing(case: Case, walked: Walk) -> list[Moment]:
     the engine says; all of their moments are made of the middle layer's that backward reaches first."""
     engine, found, kinds = engine_of(case.layout.engine), list[Moment](), case.kind_by_layer
     counted = msgspec.structs.replace(case, twice="") if case.twice else case  # a unit counted twice has the same
-    middle = {kind: [layer for layer, one in enumerate(kinds) if one == kind][-2:0:-1] for kind in dict.fromkeys(kinds)}
+    middle = {kind: layers[-2:0:-1] for kind, layers in layers_by_kind(kinds).items()}
     for one in walked.handed:
         layers = middle.get(one.unit, [])
         if one.layer in layers[1:]:
             continue
         for layer in engine.reducing_layers(counted, one, layers if one.layer in layers else [one.layer]):
             live = one.live
-            for kind in set(kinds[layer : one.layer]):
+            for kind in dict.fromkeys(kinds[layer : one.layer]):
                 passed = kinds[layer : one.layer].count(kind)
                 live = tuple(now - kept * passed for now, kept in zip(live, walked.layer[kind], strict=True))
             found.append(msgspec.structs.replace(one, layer=layer, live=live))

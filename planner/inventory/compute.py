@@ -133,8 +133,8 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     as the forward sees them. `linear_keeps_input` is for linear functions that keep it though the weight is frozen,
     `keeps_output` for pipeline stages that hold their output until its gradient comes, `receives_into_buffer` for
     those that receive inputs and gradients into one buffer, copy an input from it twice, and hold their output until
-    its backward is over (DeepSpeed). `seq_len` is told to kernels that keep something quadratic in it and to loops over
-    it, else 0.
+    its backward is over (DeepSpeed). `seq_len` is the length where kernels keep something quadratic in it
+    or loops run over it, else 0.
     `masked` is whether packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are
     held or multiplied (narrow.py). `on_cpu`: PyTorch's kernels keep other things there (tensors.py), and peft asks
     whether CUDA's autocast is on, which a CPU's is not. `fuses_conversion`: products' results are in a format that a

@@ -35,11 +35,19 @@ def is_layer(unit: str) -> bool:
 @lru_cache(maxsize=256)
 def layer_runs(model: ModelSpec) -> tuple[tuple[str, int], ...]:
     """(kind, number) of the layers that follow each other, from first to last."""
-    described, dense = model.described, model.dense_layers
-    if described is not None and described.runs:
-        return described.runs
-    kinds = zip(LAYERS, (dense, model.layers - dense), strict=True)
-    return tuple((kind, count) for kind, count in kinds if described is None or count)
+    if model.described is not None:
+        return model.described.runs_of(model.layers)
+    return tuple(zip(LAYERS, (model.dense_layers, model.layers - model.dense_layers), strict=True))
+
+
+def by_layer(runs: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """The kind of each layer of runs."""
+    return tuple(kind for kind, count in runs for _ in range(count))
+
+
+def layers_by_kind(kinds: Sequence[str]) -> dict[str, list[int]]:
+    """The layers of each kind, by the kind of each layer."""
+    return {kind: [layer for layer, one in enumerate(kinds) if one == kind] for kind in dict.fromkeys(kinds)}
 
 
 @lru_cache(maxsize=256)

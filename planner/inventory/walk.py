@@ -20,7 +20,7 @@ from planner.inventory.lora import adapter_weights
 from planner.inventory.narrow import NF4
 from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, GraphNode, Moment, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
-from planner.inventory.units import LAYERS, second_products, unit_weights
+from planner.inventory.units import LAYERS, by_layer, layers_by_kind, second_products, unit_weights
 from planner.spec import ModelSpec
 
 SAMPLE = 3
@@ -69,7 +69,7 @@ def walk(model: ModelSpec, compute: Compute, stage: Stage) -> Walk:
     What a middle layer keeps is counted for each of them. `Moment.layer` is the index within the stage; each middle
     layer's moment is given for the first and the last of them that backward reaches, of those between the same kinds.
     """
-    kinds = tuple(kind for kind, count in stage.runs for _ in range(count))
+    kinds = by_layer(stage.runs)
     sample = _sample(kinds)
     sampled = _sampled(model, compute, stage.first, stage.last, tuple(kinds[layer] for layer in sample))
     with_cached = {kind: _plus(each, sampled.cached[kind]) for kind, each in sampled.layer.items()}
@@ -242,12 +242,8 @@ def _covers(high: Height, low: Height) -> bool:
 
 def _sample(kinds: Sequence[str]) -> list[int]:
     """The layers that are walked: the first, the second and the last of each kind."""
-    layers = _layers_of(kinds)
+    layers = layers_by_kind(kinds)
     return sorted({layer for some in layers.values() for layer in (*some[: SAMPLE - 1], some[-1])})
-
-
-def _layers_of(kinds: Sequence[str]) -> dict[str, list[int]]:
-    return {kind: [layer for layer, one in enumerate(kinds) if one == kind] for kind in dict.fromkeys(kinds)}
 
 
 class _Places(msgspec.Struct, frozen=True):
@@ -269,7 +265,7 @@ def _places(kinds: Sequence[str], sample: Sequence[int], each: dict[str, Live]) 
         return more
 
     found: list[tuple[tuple[tuple[int, Live], ...], ...]] = []
-    of_kind = _layers_of(kinds)
+    of_kind = layers_by_kind(kinds)
     for place, layer in enumerate(sample):
         middle = of_kind[kinds[layer]][1:-1]
         groups: dict[tuple[str, ...], list[int]] = {}

@@ -18,7 +18,7 @@ from planner.basics.arith import Number, floor_div, is_column, maximum, minimum,
 from planner.basics.formula import watched
 from planner.inventory import Moment, Stage, Weight, layer_kinds, layer_runs, local_part, unit_weights
 from planner.inventory.compute import liger_parts, with_attention, with_compile, with_experts, with_liger, with_loss
-from planner.inventory.units import repeats
+from planner.inventory.units import by_layer, repeats
 from planner.parallelism.pipeline import stage_of
 from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
 from planner.spec.plan import Plan
@@ -341,7 +341,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def kind_by_layer(self) -> tuple[str, ...]:
         """The kind of each layer of the stage (numbers, not columns)."""
-        return tuple(kind for kind, count in self.runs for _ in range(count))
+        return by_layer(self.runs)
 
     @cached_property
     def walked_model(self) -> ModelSpec:

@@ -203,6 +203,11 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
         """By a few names: a configuration is a dict, which has no hash, and equality still compares everything."""
         return hash((self.layer_class, self.transformers, self.multiple_of))
 
+    def runs_of(self, layers: int) -> tuple[tuple[str, int], ...]:
+        """The runs of a model of so many layers."""
+        dense = (("dense", self.dense_layers), ("layer", layers - self.dense_layers))
+        return self.runs or tuple(run for run in dense if run[1])
+
     @cached_property
     def has_loops(self) -> bool:
         """Whether the number of its operations grows with the length."""

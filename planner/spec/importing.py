@@ -101,7 +101,7 @@ def described_model(raw: bytes, name: str) -> ModelSpec:
 
 def check_described(described: Described, layers: int, where: str) -> None:
     """Refuse a description that names what it does not have, or whose layers are not as many as the model's."""
-    runs = described.runs or (("dense", described.dense_layers), ("layer", layers - described.dense_layers))
+    runs = described.runs_of(layers)
     if sum(count for _, count in runs) != layers or any(count < 0 for _, count in runs):
         raise PlannerError(f"{where}: runs", None, f"are not of {layers} layers", "Make it again: executor import")
     for unit in ("embed", "tail", *(kind for kind, count in runs if count)):

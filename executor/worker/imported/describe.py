@@ -129,6 +129,7 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
                 found.setdefault(unit, made.products(experts=experts))
     if failed and not found:
         raise failed[0]
+    assert lengths is not None
     if not any(step.weight for program in programs["tail"].values() for step in program.steps):
         raise NotDescribed("its head is no linear module that takes all tokens alike")
     units = {
@@ -146,9 +147,9 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         units=units,
         layer_class=type(layers[0]).__name__,
         runs=tuple((kind, len(list(group))) for kind, group in groupby(kinds)),
-        multiple_of=1 if lengths is None else lengths.multiple,
-        shortest=1 if lengths is None else lengths.shortest,
-        longest=0 if lengths is None else lengths.longest(text),
+        multiple_of=lengths.multiple,
+        shortest=lengths.shortest,
+        longest=lengths.longest(text),
         unused=unused,
         shared=shared_weights(whole),
         adapts=adapts,

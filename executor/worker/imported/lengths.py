@@ -61,13 +61,13 @@ def lengths_of(model: Any) -> RecordedLengths:
     """The lengths to record of a model: of the smallest multiple at which its forward's sizes are polynomials, so that
     those at three lengths foretell those at one far beyond them. Enter `fake_device` first."""
     runs = _Forwards(model)
-    refusal: Exception | None = None
+    refusal: NotDescribed | None = None
     for multiple in _multiples(model.config.get_text_config()):
         try:
             return _lengths(runs, multiple)
         except EachPosition:
             raise
-        except Exception as error:  # of a stranger's code at a length that it does not take, too
+        except NotDescribed as error:
             refusal = refusal or error
     assert refusal is not None
     raise refusal
@@ -183,7 +183,7 @@ def _without_gradients(model: Any, point: Point, autocast: bool) -> ModelRecordi
 
 
 def _choices(model: nn.Module) -> dict[str, str]:
-    """What modules are told by words, such as which attention they use."""
+    """Settings of modules that are text, such as the attention implementation."""
     return {
         f"{name}.{key}".removeprefix("."): value
         for name, module in model.named_modules()

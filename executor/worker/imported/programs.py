@@ -284,7 +284,8 @@ class UnitProgram:
         written = set()
         for event in events:
             if event.kind == "op":
-                own = len(found) if seen == computes + 1 > 0 else own
+                if seen and seen == computes + 1:
+                    own = len(found)
                 seen += 1
                 for storage in recorded.base.operations[event.what].made:
                     if storage in of_weight:

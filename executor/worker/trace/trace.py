@@ -30,6 +30,7 @@ from executor.worker.trace.fake import FakeLiveTensors, fake_tensors, fake_world
 from executor.worker.trace.layers import Phase, calls_of_many, extrapolated, fullest, kept_of, phase_of
 from planner.basics.errors import PlannerError
 from planner.inventory import layer_runs
+from planner.inventory.units import by_layer
 from planner.spec.plan import Plan, read_plan
 
 WARM_STEPS = 1
@@ -57,8 +58,7 @@ def trace(plan: Plan, rank: int, *, full: bool = False, kernels: bool = False) -
     """
     began = time.perf_counter()
     layers = plan.model.layers
-    kinds = [kind for kind, count in layer_runs(plan.model) for _ in range(count)]
-    alike = len(set(kinds[FEW[0] - 1 :])) <= 1
+    alike = len(set(by_layer(layer_runs(plan.model))[FEW[0] - 1 :])) <= 1
     at = FEW if alike and layers > FEW[1] and not full else (layers,)
     runs = [fake_run(_of_layers(plan, count), rank) for count in at]
     moments = fullest(runs[0].phases)
