@@ -105,6 +105,21 @@ class Player:
         self.x = x
         self.storages: list[Storage] = []
         self.places: list[Tensor | None] = [x]
+        self.outside: list[Tensor] = []
+        self.ended: set[int] = set()
+
+    def waiting(self) -> list[Storage]:
+        """What it made that is in scope."""
+        return [storage for place, storage in enumerate(self.storages) if place not in self.ended]
+
+    def again(self, x: Tensor) -> Player:
+        """A player that goes on from here, given x, and holds what there is of its own."""
+        other = Player(self.tape, self.compute, (), x, self.table, self.twice)
+        other.weights, other.outside = self.weights, self.outside
+        other.places, other.storages, other.ended = [x, *self.places[1:]], [*self.storages], {*self.ended}
+        for storage in self.waiting():
+            storage.holders += 1
+        return other
 
     def run(self, steps: Sequence[Step], *, term: str = TEMPORARIES) -> None:
         """Play operations; what they make counts under `term` until the graph keeps it."""
@@ -118,10 +133,11 @@ class Player:
     def end(self, step: Step) -> None:
         """Let go of what goes out of scope after an operation."""
         self.tape.release(*(self._at(place) for place in step.ends))
+        self.ended.update(step.ends)
 
     def place(self, index: int) -> Tensor:
-        """A place in the graph."""
-        found = self.places[index]
+        """A place in the graph: its own, or from -1 on one that another unit made."""
+        found = self.outside[-1 - index] if index < 0 else self.places[index]
         assert found is not None
         return found
 
@@ -135,7 +151,8 @@ class Player:
         if place == INPUT:
             assert self.x is not None
             return self.x.storage
-        return self.table[-2 - place].storage
+        beside = -2 - place
+        return (self.table[beside] if beside < len(self.table) else self.outside[beside - len(self.table)]).storage
 
     def _linear(self, step: Step, term: str) -> None:
         assert step.node is not None and isinstance(step.node.reads[0], int)
@@ -155,8 +172,8 @@ class Player:
         self.storages += [tape.allocate(size(one), GATHERED if step.copy else term) for one in step.new]
         if step.copy:
             tape.cache(Tensor(self.storages[-1], False, since))
-        inputs = [] if node is None else [self.places[one] for one in node.reads if isinstance(one, int)]
-        needs = trained or any(one is not None and one.needs_grad for one in inputs)
+        inputs = [] if node is None else [self.place(one) for one in node.reads if isinstance(one, int)]
+        needs = trained or any(one.needs_grad for one in inputs)
         made = []
         for place, part in step.gives:
             storage = self._at(place)
@@ -238,6 +255,7 @@ def play_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
     player = Player(tape, compute, weights, None, twice=embedding_name(described) if model.tied else "")
     player.run(program.steps)
     tape.shared = player.held(program.shared)
+    tape.made["embed"] = player.places
     return player.place(program.output)
 
 
@@ -252,19 +270,53 @@ def shared_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tenso
 
 def play_layer(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     """A layer's forward from its input, which the caller holds, to its output."""
-    tape, model, compute, table = run
+    tape, model, compute = run.tape, run.model, run.compute
     program = program_of(described_of(model), compute, kind)
-    player = Player(tape, compute, described_weights(model, kind), x, table)
-    player.run(program.steps)
+    begun, tape.prelude = tape.prelude, None
+    player = begun.again(x) if begun else _player(tape, model, compute, kind, x, run.table)
+    player.run(program.steps[program.before if begun else 0 :])
+    tape.made[kind] = player.places
     tape.returned += player.held(program.returned)
     tape.inputs += player.held(program.held)
     return player.place(program.output)
 
 
+def _player(
+    tape: Tape, model: ModelSpec, compute: Compute, unit: str, x: Tensor, table: Sequence[Tensor]
+) -> Player:
+    player = Player(tape, compute, described_weights(model, unit), x, table)
+    for other, place in program_of(described_of(model), compute, unit).outside:
+        there = tape.made.get(other)
+        found = None if there is None else there[place]
+        # Where that unit is not played, its tensors count elsewhere.
+        player.outside.append(found or Tensor(Storage(Size(), TEMPORARIES), needs_grad=True, since=0))
+    return player
+
+
+def begun(run: ModelPass, x: Tensor, kind: str) -> Player | None:
+    """A described layer whose first operations are played, those that do not run again."""
+    if run.model.described is None:
+        return None
+    program = program_of(run.model.described, run.compute, kind)
+    player = _player(run.tape, run.model, run.compute, kind, x, run.table)
+    player.run(program.steps[: program.before])
+    return player
+
+
+def given_beside(tape: Tape, before: Player | None) -> list[Tensor]:
+    """What a described layer is given beside its input and what all layers share; a loop over layers has what is its own
+    until the next one returns."""
+    if before is None:
+        return []
+    own = [Tensor(storage, False, 0) for storage in before.waiting()]
+    tape.returned += own
+    return [*own, *before.outside]
+
+
 def play_tail(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """What the head reads, and what makes the logits that the loss reads of those that the head gave. Lets go of x."""
     program = program_of(described_of(model), compute, "tail")
-    player = Player(tape, compute, described_weights(model, "tail"), x, tape.shared)
+    player = _player(tape, model, compute, "tail", x, tape.shared)
     head = head_step(program)
     step = program.steps[head]
     assert step.node is not None and isinstance(step.node.reads[0], int)

@@ -13,6 +13,7 @@ highest number of all (functions/accumulate_grad.cpp) and runs next.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -114,6 +115,8 @@ class Tape:
         self.returned: list[Tensor] = []
         self.inputs: list[Tensor] = []
         self.shared: list[Tensor] = []
+        self.made: dict[str, list[Tensor | None]] = {}
+        self.prelude: Any = None
 
     def enter(self, unit: str, layer: int = -1) -> None:
         """The operations that follow belong to this unit."""

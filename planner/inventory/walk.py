@@ -18,6 +18,7 @@ from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk_loss
 from planner.inventory.lora import adapter_weights
 from planner.inventory.narrow import NF4
+from planner.inventory.played import begun, given_beside
 from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, GraphNode, Moment, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.inventory.units import LAYERS, by_layer, layers_by_kind, second_products, unit_weights
@@ -310,8 +311,9 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     (tests/cluster/test_attention.py), and elsewhere it is taken to be held until the layer's backward is over.
     """
     tape, model, compute, table = run
+    before = begun(run, x, kind)
     nodes, tape.nodes = tape.nodes, []
-    tape.keeping = False
+    tape.keeping, tape.prelude = False, before
     output = walk_layer(run, x, kind)
     tape.keeping = True
     tape.nodes = nodes
@@ -319,6 +321,7 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     saved = saved_results(model, compute, kind) if compute.recompute != "full" else {}
     results = {product: tape.allocate(size, ACTIVATIONS) for product, size in saved.items()}
     gives_away = compute.kernels.attention == "eager"
+    made = tape.made.get(kind, [])
 
     def backward(grad: Storage) -> None:
         if ATTENDED in results:
@@ -327,10 +330,14 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
         tape.waiting = results
         again = tape.view(source)
         tape.nodes = []
-        before, tape.saved_at = tuple(tape.live.values()), len(tape.moments)
+        lived, tape.saved_at = tuple(tape.live.values()), len(tape.moments)
         begin = tape.saved_at
+        tape.prelude = before
         result = walk_layer(run, again, kind)
         tape.end_loop()
+        for first, second in zip(made, tape.made.get(kind, []), strict=True):  # what later units read of it
+            if first in tape.grads:
+                tape.grads[second] = tape.grads.pop(first)
         del tape.moments[tape.saved_at :]
         inner, tape.nodes = tape.nodes, []
         tape.release(*results.values())
@@ -338,7 +345,7 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
         tape.drop(result)
         grad.holders += not gives_away
         tape.grads[result] = grad
-        _play_what_asks_for_nothing(tape, inner, begin, before)
+        _play_what_asks_for_nothing(tape, inner, begin, lived)
         outside, tape.again = tape.again, True
         tape.play(inner)
         tape.again = outside
@@ -350,7 +357,8 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
             tape.release(value)
 
     positions = table[: len(table) - mask_count(model, compute)]
-    return tape.record(output, (source, *positions, *masks_of(run)), backward, gives_away=gives_away)
+    given = (source, *positions, *masks_of(run), *given_beside(tape, before))
+    return tape.record(output, given, backward, gives_away=gives_away)
 
 
 def _play_what_asks_for_nothing(tape: Tape, nodes: list[GraphNode], begin: int, before: Live) -> None:

@@ -115,7 +115,7 @@ def check_described(described: Described, layers: int, where: str) -> None:
             raise PlannerError(f"{where}: {unit}.{variant}", None, "is missing", "Make it again: executor import")
         names = {weight.name for weight in found.weights} | _tied(described, unit)
         for variant, program in found.programs.items():
-            for wrong in _wrong(program, names, unit):
+            for wrong in (*_wrong(program, names, unit), *_wrong_outside(program, described, variant)):
                 raise PlannerError(f"{where}: {unit}.{variant}", None, wrong, "Make it again: executor import")
 
 
@@ -136,14 +136,23 @@ def _wrong(program: Program, names: set[str], unit: str) -> Iterator[str]:
         yield "its loop is not there"
 
 
+def _wrong_outside(program: Program, described: Described, variant: str) -> Iterator[str]:
+    for unit, place in program.outside:
+        there = described.units[unit].programs.get(variant) if unit in described.units else None
+        if there is None or not 0 < place <= sum(len(step.gives) for step in there.steps):
+            yield f"it reads what {unit} does not make"
+
+
 def _wrong_steps(program: Program, names: set[str], unit: str) -> Iterator[str]:
     storages, places = 0, 1
+    if not 0 <= program.before <= len(program.steps):
+        yield "it begins after its end"
     for step in program.steps:
         storages += len(step.new) + bool(step.weight)
         for node in (step.node, step.frozen):
             if node is None:
                 continue
-            if any(isinstance(one, int) and not 0 <= one < places for one in node.reads):
+            if any(isinstance(one, int) and not -len(program.outside) <= one < places for one in node.reads):
                 yield f"{step.op} reads a place that is not there"
             if any(isinstance(one, str) and one not in names for one in node.reads):
                 yield f"{step.op} reads a weight that is not there"

@@ -99,12 +99,10 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
     path, layers = layers_of(whole)
     kinds = kinds_of(layers, text)
     places = places_of(kinds)
-    few = of_layers(config_of(raw), min(max(places.values()) + SHORT, count))
+    few = small_of(raw, whole, places, min(max(places.values()) + SHORT, count), padded=padded)
     programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *places)}
     names = names_of(whole, path, places)
-    weights = {unit: weights_of(whole, names[unit]) for unit in programs}
-    if is_tied(whole):
-        weights["embed"] = ()
+    weights: dict[str, tuple[DescribedWeight, ...]] = {}
     found: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
     unused: tuple[str, ...] = ()
     adapts = True
@@ -121,10 +119,14 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
                     failed.append(error)  # of a number format that its code does not take
                     continue
                 unused = unused_weights(model, runs.every)
+                if not weights:
+                    move_first(names, runs.every)
+                    weights = {unit: weights_of(whole, names[unit]) for unit in programs}
+                    weights |= {"embed": ()} if is_tied(whole) else {}
                 adapts = adapts and runs.frozen is not None
+            recorded = {unit: ("layer" if unit in places else unit, places.get(unit, 0)) for unit in programs}
             for unit in programs:
-                key = (unit if unit in ("embed", "tail") else "layer", places.get(unit, 0))
-                made, programs[unit][f"{variant}-{device}"] = runs.program(key, names[unit])
+                made, programs[unit][f"{variant}-{device}"] = runs.program(unit, recorded, names)
                 experts = any(one.use == "expert" for one in weights[unit])
                 found.setdefault(unit, made.products(experts=experts))
     if failed and not found:
@@ -156,6 +158,23 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         recomputes=can_recompute(whole),
         padded=padded,
     )
+
+
+def small_of(raw: dict[str, Any], whole: Any, places: dict[str, int], count: int, *, padded: bool) -> Any:
+    """The configuration of the first layers alone, or the whole one where its layers, or what is before and after
+    them, are others then."""
+    try:
+        with torch.device("meta"):
+            few = built(of_layers(config_of(raw), count), torch.bfloat16, padded=padded)
+    except NotDescribed:
+        return config_of(raw)
+    layers, ours = layers_of(whole)[1], layers_of(few)[1]
+    shapes = [
+        {name: tuple(weight.shape) for name, weight in model.named_parameters() if not name.startswith(f"{path}.")}
+        for model, path in ((whole, layers_of(whole)[0]), (few, layers_of(few)[0]))
+    ]
+    alike = all(_signature(layers[place]) == _signature(ours[place]) for place in places.values())
+    return of_layers(config_of(raw), count) if alike and shapes[0] == shapes[1] else config_of(raw)
 
 
 def built(config: Any, dtype: torch.dtype, *, padded: bool = False) -> Any:
@@ -234,6 +253,16 @@ def names_of(model: Any, path: str, places: dict[str, int]) -> dict[str, dict[st
         found["tail"].update(dict.fromkeys(alike, found["tail"][alike[0]]))
         found["embed"] = dict(found["tail"])
     return found
+
+
+def move_first(names: dict[str, dict[str, str]], every: Recorded) -> None:
+    """Give the embedding the weights that it reads, and that the model registers after its layers."""
+    for node in every.base.nodes.values():
+        index = every.first_operation.get(node.number)
+        if index is not None and every.base.operations[index].unit == ("embed", 0):
+            for edge in node.edges:
+                if isinstance(edge, str) and edge not in names["embed"]:
+                    names["embed"][edge] = names["tail"].pop(edge)
 
 
 def shared_weights(model: Any) -> tuple[str, ...]:

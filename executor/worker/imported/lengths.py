@@ -6,16 +6,18 @@ Not here: one recording (record.py), or what is made of several (recorded.py, lo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from torch import nn
 
+from executor.worker.imported.between import joined, takes_part
 from executor.worker.imported.loops import aligned, looped
 from executor.worker.imported.programs import UnitProgram
-from executor.worker.imported.record import ModelRecording, NotDescribed, UnitName, record
+from executor.worker.imported.record import ModelRecording, NotDescribed, Place, UnitName, named, record
 from executor.worker.imported.recorded import OtherWithoutGradients, Point, Recorded
 from planner.spec.described import Program
 
@@ -99,7 +101,7 @@ class _Forwards:
     def at(self, length: int) -> ModelRecording:
         """The recording at a length."""
         if length not in self.found:
-            self.found[length] = record(self.model, 2, length, autocast=False, gradients=False)
+            self.found[length] = record(self.model, 2, length, autocast=False, forgets=True)
         return self.found[length]
 
     def count(self, length: int) -> int:
@@ -146,15 +148,34 @@ class Recordings(NamedTuple):
     frozen: Recorded | None
     far: tuple[Recorded, Recorded | None] | None
 
-    def program(self, unit: UnitName, names: dict[str, str]) -> tuple[UnitProgram, Program]:
-        """The program of a unit, with what it was made of. `names` are those of the unit's weights by their names in
-        the model."""
-        made = UnitProgram(self.every, unit, names, self.frozen)
-        program = made.made()
+    def program(
+        self, unit: str, places: dict[str, UnitName], names: dict[str, dict[str, str]]
+    ) -> tuple[UnitProgram, Program]:
+        """The program of a unit, with what it was made of. By unit, `places` say where it was recorded and `names` are
+        those of its weights by their names in the model."""
+
+        def made_of(every: Recorded, frozen: Recorded | None) -> tuple[UnitProgram, Program]:
+            made = UnitProgram(every, places[unit], names[unit], frozen)
+            program = made.made()
+            outside = tuple(_place_of(every, *one, places, names) for one in made.outside)
+            return made, replace(program, outside=outside)
+
+        made, program = made_of(self.every, self.frozen)
         if self.far is None:
             return made, program
-        longer = UnitProgram(self.far[0], unit, names, self.far[1]).made()
+        longer = made_of(*self.far)[1]
         return made, looped(program, longer, self.every.points[0], self.far[0].points[0])
+
+
+def _place_of(
+    every: Recorded, unit: UnitName, place: Place, places: dict[str, UnitName], names: dict[str, dict[str, str]]
+) -> tuple[str, int]:
+    """A place in the graph as the program of the unit that made it numbers it."""
+    name = next((name for name, at in places.items() if at == unit), "")
+    made = UnitProgram(every, unit, names[name], None) if name else None
+    if made is None or (made.made(), place not in made.places)[1]:
+        raise NotDescribed(f"what {named(unit)} made is read beside the layer after it")
+    return name, made.places[place]
 
 
 def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool) -> Recordings:
@@ -165,21 +186,25 @@ def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool) -> Recor
     if other := next((key for key, value in _choices(model).items() if chosen.get(key) != value), None):
         raise NotDescribed(f"it chooses by the length of its sequences ({other})")
     runs = [record(model, *point, autocast=autocast) for point in lengths.points]
+    between = takes_part(runs[0])
+
+    def again(point: Point, **how: bool) -> ModelRecording:
+        run = record(model, *point, autocast=autocast, **how)
+        return joined(run) if between else run
+
+    if between:
+        runs = list(map(joined, runs))
     far = None
     try:
-        every = Recorded(runs, _without_gradients(model, first, autocast), lengths.points)
+        every = Recorded(runs, again(first, gradients=False), lengths.points)
         if lengths.loops:
-            far = Recorded(runs[-1:], _without_gradients(model, last, autocast), (last,))
+            far = Recorded(runs[-1:], again(last, gradients=False), (last,))
     except OtherWithoutGradients:
-        every = Recorded(runs, record(model, *first, autocast=autocast, forgets=True), lengths.points)
+        every = Recorded(runs, again(first, forgets=True), lengths.points)
         if lengths.loops:
-            far = Recorded(runs[-1:], record(model, *last, autocast=autocast, forgets=True), (last,))
-    frozen = _frozen(every, model, autocast=autocast)
-    return Recordings(every, frozen, None if far is None else (far, _frozen(far, model, autocast=autocast)))
-
-
-def _without_gradients(model: Any, point: Point, autocast: bool) -> ModelRecording:
-    return record(model, *point, autocast=autocast, gradients=False)
+            far = Recorded(runs[-1:], again(last, forgets=True), (last,))
+    frozen = _frozen(every, model, again)
+    return Recordings(every, frozen, None if far is None else (far, _frozen(far, model, again)))
 
 
 def _choices(model: nn.Module) -> dict[str, str]:
@@ -192,14 +217,14 @@ def _choices(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _frozen(every: Recorded, model: Any, *, autocast: bool) -> Recorded | None:
+def _frozen(every: Recorded, model: Any, again: Callable[[Point], ModelRecording]) -> Recorded | None:
     """One more recording, of the same model with all its weights frozen but the token table; None where it computes
     otherwise then, as torch.matmul does."""
     table = model.get_input_embeddings().weight
     for weight in model.parameters():
         weight.requires_grad_(weight is table)
     point = every.points[0]
-    one = record(model, *point, autocast=autocast)
+    one = again(point)
     names = [[op.name for op in run.operations[: every.forward]] for run in (one, every.base)]
     if names[0] != names[1]:
         return None

@@ -77,6 +77,10 @@ class UnitProgram:
         if self.given is not None and self.given.place is not None:
             self.places[self.given.place] = 0
         self.after: dict[int, int] = {}  # the step of each operation
+        self.outside: list[tuple[UnitName, Place]] = []
+        """Places that other units made, which it reads as -1, -2 and on."""
+        self.lent: dict[int, int] = {}
+        """Storages of these beside those that all layers share, numbered on from them."""
 
     @cached_property
     def shared(self) -> dict[int, int]:
@@ -96,10 +100,12 @@ class UnitProgram:
     def made(self) -> Program:
         """The program."""
         steps: list[Step] = []
-        pending = list(self.events)
+        pending, before = list(self.events), 0
         while pending:
             event = pending.pop(0)
-            if event.kind == "linear" and self._plain(event):
+            if event.kind == "call":
+                before = len(steps)
+            elif event.kind == "linear" and self._plain(event):
                 end = next(i for i, one in enumerate(pending) if one.kind == "made")
                 inner, pending = pending[: end + 1], pending[end + 1 :]
                 steps.append(self._linear(event, inner, len(steps)))
@@ -119,7 +125,7 @@ class UnitProgram:
         moved, back, starts, starts_back = self._sums()
         return Program(
             steps=tuple(steps), output=output, shared=shared, returned=later[0], held=later[1],
-            moved=moved, moved_back=back, starts=starts, starts_back=starts_back,
+            moved=moved, moved_back=back, starts=starts, starts_back=starts_back, before=before,
         )  # fmt: skip
 
     def _plain(self, event: Happening) -> bool:
@@ -327,10 +333,22 @@ class UnitProgram:
             node = self.base.nodes.get(place[0])
             before = [] if node is None else node.edges
             if place[0] in self.recorded.first_operation or len(before) != 1 or not isinstance(before[0], tuple):
-                raise NotDescribed(
-                    f"{named(self.unit)} reads what {self._by(place[0])} made, beside the layer before it"
-                )
+                return self._outside(place)
             place = before[0]
+        return self.places[place]
+
+    def _outside(self, place: Place) -> int:
+        """The number of a place that the embedding or an earlier layer made."""
+        index = self.recorded.first_operation.get(place[0])
+        unit = None if index is None else self.base.operations[index].unit
+        if index is None or unit is None or unit[0] not in ("embed", "layer") or unit == self.unit:
+            raise NotDescribed(f"{named(self.unit)} reads what {self._by(place[0])} made, beside the layer before it")
+        self.outside.append((unit, place))
+        results = self.base.operations[index].results
+        storage = results[min(place[1], len(results) - 1)].storage
+        if storage not in self.shared:
+            self.lent.setdefault(storage, -2 - len(self.shared) - len(self.outside) + 1)
+        self.places[place] = -len(self.outside)
         return self.places[place]
 
     def _by(self, number: int) -> str:
@@ -347,7 +365,7 @@ class UnitProgram:
             return self.local[storage]
         if self.given is not None and storage == self.given.storage:
             return INPUT
-        return self.shared.get(storage)
+        return self.shared.get(storage, self.lent.get(storage))
 
     def _ends(self) -> tuple[dict[int, list[int]], tuple[tuple[int, ...], tuple[int, ...]]]:
         ends: dict[int, list[int]] = {}
