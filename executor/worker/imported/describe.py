@@ -17,8 +17,16 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from executor.worker.imported.lengths import RecordedLengths, lengths_of, recordings
-from executor.worker.imported.record import CodeFails, NotDescribed, fake_device, first_line, is_linear, layers_of
+from executor.worker.imported.lengths import UNIT, RecordedLengths, lengths_of, recordings
+from executor.worker.imported.record import (
+    CodeFails,
+    NotDescribed,
+    fake_device,
+    first_line,
+    is_linear,
+    layers_of,
+    record,
+)
 from executor.worker.imported.recorded import Recorded
 from executor.worker.model.layers import (
     can_recompute,
@@ -99,7 +107,8 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
     path, layers = layers_of(whole)
     kinds = kinds_of(layers, text)
     places = places_of(kinds)
-    few = small_of(raw, whole, places, min(max(places.values()) + SHORT, count), padded=padded)
+    fewest = min(max(places.values()) + SHORT, count)
+    few = small_of(raw, whole, places, fewest, padded=padded)
     programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *places)}
     names = names_of(whole, path, places)
     weights: dict[str, tuple[DescribedWeight, ...]] = {}
@@ -113,6 +122,9 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
             with fake_device(cuda=device == "cuda"):
                 model = built(few, dtype, padded=padded)
                 try:
+                    if lengths is None and not padded and not _runs(model):
+                        few, padded = small_of(raw, whole, places, fewest, padded=True), True
+                        model = built(few, dtype, padded=True)
                     lengths = lengths or lengths_of(model)
                     runs = recordings(model, lengths, autocast=autocast)
                 except CodeFails as error:
@@ -158,6 +170,15 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         recomputes=can_recompute(whole),
         padded=padded,
     )
+
+
+def _runs(model: Any) -> bool:
+    """Whether a model's code runs; some fails without a token of padding."""
+    try:
+        record(model, 2, UNIT, autocast=False, gradients=False)
+    except CodeFails:
+        return False
+    return True
 
 
 def small_of(raw: dict[str, Any], whole: Any, places: dict[str, int], count: int, *, padded: bool) -> Any:
@@ -222,7 +243,7 @@ def _signature(layer: nn.Module) -> tuple[Any, ...]:
 
 def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
     """Switches of a module that may differ from layer to layer, and that its weights do not show: NoPE, a window."""
-    found = ((key, value) for key, value in vars(module).items() if not re.search("^_|training|idx|index|_id$", key))
+    found = ((key, value) for key, value in vars(module).items() if not re.search("^_|training|idx|index|_id$|^layer_number$|^seed$", key))
     return tuple(sorted((key, str(value)) for key, value in found if value is None or isinstance(value, int)))
 
 

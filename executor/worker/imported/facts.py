@@ -47,8 +47,13 @@ def spec_of(name: str, raw: dict[str, Any], config: Any, described: Described) -
 
 
 def _first(text: Any, keys: tuple[str, ...], absent: int) -> int:
-    found = next((value for key in keys if isinstance(value := getattr(text, key, None), int)), absent)
-    return int(found)
+    def value(key: str) -> Any:
+        try:
+            return getattr(text, key, None)
+        except RuntimeError:  # Transformers' own, where layers have values of their own
+            return None
+
+    return int(next((found for key in keys if isinstance(found := value(key), int)), absent))
 
 
 def _experts(text: Any, described: Described, hidden: int) -> Moe | None:

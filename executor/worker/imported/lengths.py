@@ -26,6 +26,8 @@ PADS = tuple(2**power for power in range(3, 10))
 MOST_PADDED = 1024
 WINDOW = re.compile("window|attention_chunk")
 """Keys of a configuration that name how far attention sees."""
+CHOSEN = re.compile("index_topk|indexer_budget")
+"""Keys of a configuration that name how many positions attention chooses."""
 FAR = 4000
 """Positions at which a model's sizes must still be those polynomials, or as many as it has."""
 POSITIONS = ("max_position_embeddings", "max_seq_len", "n_positions")
@@ -49,7 +51,8 @@ class RecordedLengths(NamedTuple):
     @property
     def shortest(self) -> int:
         """The fewest positions at which sizes are known: the first of those recorded, where anything is special."""
-        return self.points[0][1] if self.loops or self.multiple > 1 else 1
+        first = self.points[0][1]
+        return first if self.loops or self.multiple > 1 or first > STRAIGHT[1][0] * UNIT else 1
 
     def longest(self, config: Any) -> int:
         """The most positions at which sizes are known: the smallest window of a configuration that no recorded length
@@ -64,9 +67,9 @@ def lengths_of(model: Any) -> RecordedLengths:
     those at three lengths foretell those at one far beyond them. Enter `fake_device` first."""
     runs = _Forwards(model)
     refusal: NotDescribed | None = None
-    for multiple in _multiples(model.config.get_text_config()):
+    for multiple, unit in _units(model.config.get_text_config()):
         try:
-            return _lengths(runs, multiple)
+            return _lengths(runs, multiple, unit)
         except EachPosition:
             raise
         except NotDescribed as error:
@@ -75,14 +78,18 @@ def lengths_of(model: Any) -> RecordedLengths:
     raise refusal
 
 
-def _multiples(config: Any) -> Iterator[int]:
+def _units(config: Any) -> Iterator[tuple[int, int]]:
+    """What lengths may be a multiple of, and the positions of a step: a sequence may also be of another kind where it
+    is longer than what attention chooses of it."""
     named = {
         value
         for key, value in vars(config).items()
         if ("chunk" in key or "block" in key) and type(value) is int and 1 < value <= MOST_PADDED
     }
-    yield 1
-    yield from sorted({*named, *PADS})
+    yield 1, UNIT
+    chosen = (value for key, value in vars(config).items() if CHOSEN.search(key) and type(value) is int)
+    yield from ((1, value) for value in chosen if value > UNIT)
+    yield from ((multiple, multiple) for multiple in sorted({*named, *PADS}))
 
 
 class EachPosition(NotDescribed):
@@ -117,12 +124,12 @@ class _Forwards:
             raise NotDescribed(f"its sizes at {lengths} positions do not foretell those at {far}")
 
 
-def _lengths(runs: _Forwards, multiple: int) -> RecordedLengths:
-    unit = UNIT if multiple == 1 else multiple
+def _lengths(runs: _Forwards, multiple: int, unit: int) -> RecordedLengths:
     count = runs.count(2 * unit)
     if all(runs.count(one * unit) == count for one in (3, 4, BEYOND)):
         lengths = [unit * one for one in STRAIGHT[runs.count(unit) != count]]
         far = multiple * max(min(FAR, runs.positions) // multiple, BEYOND)
+        far = far if far > lengths[-1] else lengths[-1] + unit // 2 + 1
         far -= multiple * (far // multiple % 2 == 0 and far > multiple * BEYOND)
         runs.foretell(lengths, far)
         return RecordedLengths(multiple, _points(lengths, far), False)

@@ -481,4 +481,4 @@ def _columns(op: Operation) -> tuple[int, int]:
     """Columns of a product's result, and over how many elements each is summed."""
     if op.name == "convolution":
         return op.results[0].shape[1], int(np.prod(op.inputs[1].shape[1:]))
-    return op.results[0].shape[-1], op.inputs[-2 if op.name == GROUPED else 0].shape[-1]
+    return op.results[0].shape[-1], op.inputs[0 if op.name == GROUPED else -2].shape[-1]
