@@ -14,8 +14,20 @@ from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.tape import GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import ModelSpec
-from planner.spec.described import INPUT, AutogradStep, ByteCount, Described, Free, Give, Make, Program, Step, head_step
-from planner.spec.loops import lengthened
+from planner.spec.described import (
+    INPUT,
+    Alike,
+    AutogradStep,
+    ByteCount,
+    Described,
+    Free,
+    Give,
+    Make,
+    Program,
+    Step,
+    head_step,
+)
+from planner.spec.loops import MOST, lengthened
 
 
 def variant_of(compute: Compute) -> str:
@@ -35,7 +47,7 @@ def program_of(described: Described, compute: Compute, unit: str) -> Program:
 
 @lru_cache(maxsize=32)
 def _at_length(described: Described, unit: str, variant: str, length: int) -> Program:
-    return lengthened(described.units[unit].programs[variant], length)
+    return lengthened(described.units[unit].programs[variant], length, most=MOST)
 
 
 def described_of(model: ModelSpec) -> Described:
@@ -107,6 +119,10 @@ class Player:
         self.places: list[Tensor | None] = [x]
         self.outside: list[Tensor] = []
         self.ended: set[int] = set()
+        self.alike: dict[int, Storage] = {}
+        """What iterations that one stands for keep beside it, by the storage of an iteration."""
+        self.stays: dict[int, Storage] = {}
+        """Of these, what is there until after the loop, by its own storage."""
 
     def waiting(self) -> list[Storage]:
         """What it made that is in scope."""
@@ -115,7 +131,7 @@ class Player:
     def again(self, x: Tensor) -> Player:
         """A player that goes on from here, given x, and holds what there is of its own."""
         other = Player(self.tape, self.compute, (), x, self.table, self.twice)
-        other.weights, other.outside = self.weights, self.outside
+        other.weights, other.outside, other.stays = self.weights, self.outside, {**self.stays}
         other.places, other.storages, other.ended = [x, *self.places[1:]], [*self.storages], {*self.ended}
         for storage in self.waiting():
             storage.holders += 1
@@ -133,6 +149,7 @@ class Player:
     def end(self, step: Step) -> None:
         """Let go of what goes out of scope after an operation."""
         self.tape.release(*(self._at(place) for place in step.ends))
+        self.tape.release(*(self.stays.pop(place) for place in step.ends if place in self.stays))
         self.ended.update(step.ends)
 
     def place(self, index: int) -> Tensor:
@@ -143,7 +160,8 @@ class Player:
 
     def held(self, places: Sequence[int]) -> list[Tensor]:
         """Storages that wait for somebody else to let go of them."""
-        return [Tensor(self.storages[place], False, 0) for place in places]
+        beside = [self.stays.pop(place) for place in places if place in self.stays]
+        return [Tensor(storage, False, 0) for storage in (*(self.storages[place] for place in places), *beside)]
 
     def _at(self, place: int) -> Storage:
         if place >= 0:
@@ -170,6 +188,9 @@ class Player:
         tape.weight = sum(weight.elements for weight in used if len(weight.shape) > 1)
         first = len(self.storages)
         self.storages += [tape.allocate(size(one), GATHERED if step.copy else term) for one in step.new]
+        if step.alike is not None:
+            for place in step.alike.stays:
+                self.stays[place] = self._beside(step.alike, place, term)
         if step.copy:
             tape.cache(Tensor(self.storages[-1], False, since))
         inputs = [] if node is None else [self.place(one) for one in node.reads if isinstance(one, int)]
@@ -183,11 +204,29 @@ class Player:
         if node is None or not needs or not made:
             return
         kept = [Tensor(self._at(place), False, since) for place in node.keeps]
+        beside = self._kept_beside(step.alike, node.keeps, term) if step.alike and tape.keeping else []
+        kept += [Tensor(storage, False, since) for storage in beside]
         if len(made) == 1:
             own = any(place >= first for place in node.keeps)  # what it made itself
             tape.record(made[0], kept, lambda grad: self._backward(node, grad, kept), saves_after=own)
-            return
-        self._several(node, made, kept)
+        else:
+            self._several(node, made, kept)
+        tape.release(*beside)
+
+    def _kept_beside(self, alike: Alike, places: Sequence[int], term: str) -> list[Storage]:
+        """What a node keeps in the iterations that it stands for, held once more each."""
+        found = {(place - alike.reach) % alike.width: place for place in places if place >= alike.reach}
+        for key, place in found.items():
+            known = self.alike.get(key, self.stays.get(place))
+            if known is None or not known.holders:
+                self.alike[key] = self._beside(alike, place, term)
+            else:
+                known.holders += 1
+                self.alike[key] = known
+        return [self.alike[key] for key in found]
+
+    def _beside(self, alike: Alike, place: int, term: str) -> Storage:
+        return self.tape.allocate(self._at(place).size * alike.more, term)
 
     def _several(self, node: AutogradStep, made: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
         """An operation of several results: its backward runs once, when the gradients of all have come."""

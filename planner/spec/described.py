@@ -65,6 +65,16 @@ class AutogradStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     own: int = 0
 
 
+class Alike(msgspec.Struct, frozen=True, array_like=True):
+    """An operation stands for those of `more` iterations too, of which each keeps what it keeps itself of iterations:
+    storages from `reach` on, of which an iteration has `width`. Those in `stays` are there until after the loop."""
+
+    more: int
+    reach: int
+    width: int
+    stays: tuple[int, ...]
+
+
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One operation of a unit's forward.
 
@@ -73,7 +83,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     input. `ends` are storages of which the last variable goes out of scope after it. `weight` and `bias` name the
     weights of a linear module, which the planner computes itself. `frozen` is the node where its weights are frozen.
     `copy` marks autocast's copy of a weight. `depends` names weights of which an input is made by other operations:
-    where all of them are frozen, `frozen` holds.
+    where all of them are frozen, `frozen` holds. `alike` is of a loop that is made longer alone.
     """
 
     op: str
@@ -86,6 +96,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bias: str = ""
     copy: bool = False
     depends: tuple[str, ...] = ()
+    alike: Alike | None = None
 
 
 class OtherProduct(msgspec.Struct, frozen=True, array_like=True):

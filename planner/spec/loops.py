@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from planner.spec.described import AutogradStep, BackwardStep, Give, Loop, Program, Step
+from planner.spec.described import Alike, AutogradStep, BackwardStep, Give, Loop, Program, Step
 
 T = TypeVar("T")
 
@@ -48,19 +48,26 @@ class Range(NamedTuple):
         return isinstance(number, int) and 2 * self.begin - self.end <= number < self.begin
 
 
-def lengthened(program: Program, length: int) -> Program:
-    """A program at `length` positions, or as few more as its loop takes for a whole number of iterations."""
+MOST = 12
+"""Iterations that are added to a program one by one: of more, one in the middle stands for all that are beyond."""
+
+
+def lengthened(program: Program, length: int, *, most: int = 0) -> Program:
+    """A program at `length` positions, or as few more as its loop takes for a whole number of iterations. Of more than
+    `most` of these (0: without end) one stands for the others (Step.alike)."""
     loop = program.loop
     more = 0 if loop is None else -((loop.length - length) // loop.positions)
     if loop is None or more <= 0:
         return replace(program, loop=None)
-    return _Longer(program, loop, more).made()
+    beyond = max(0, more - most) if most else 0
+    return _Longer(program, loop, more - beyond, beyond).made()
 
 
 class _Longer:
     """Repeats the iteration of a program's loop."""
 
-    def __init__(self, program: Program, loop: Loop, more: int) -> None:
+    def __init__(self, program: Program, loop: Loop, more: int, beyond: int) -> None:
+        self.beyond = beyond
         storages, places = 0, 1
         self.at: list[tuple[int, int]] = []
         for step in program.steps:
@@ -79,6 +86,9 @@ class _Longer:
         near = after + loop.window * loop.steps
         body = steps[loop.first : after]
         copies = [self._relative(step, 0, copy) for copy in range(1, self.more + 1) for step in body]
+        if self.beyond:
+            begin = loop.steps * (self.more // 2 - 1)
+            copies[begin : begin + loop.steps] = self._alike(copies[begin : begin + loop.steps], self.more // 2)
         following = [
             self._relative(step, 1 + place // loop.steps, self.more) for place, step in enumerate(steps[after:near])
         ]
@@ -93,6 +103,20 @@ class _Longer:
             held=_listed(self.program.held, whole, None, 0),
             loop=None,
         )
+
+    def _alike(self, body: Sequence[Step], copy: int) -> list[Step]:
+        """The steps of a copy that stands for the iterations `beyond` too."""
+        begin, end, _ = self.storages
+        width = end - begin
+        begin, reach = begin + copy * width, begin + (copy - self.loop.window) * width
+        ended = {(one - reach) % width for step in body for one in step.ends if one >= reach}
+        found, storage = [], begin
+        for step in body:
+            made = range(storage, storage + len(step.new))
+            storage += len(step.new)
+            stays = tuple(one for one in made if (one - reach) % width not in ended)
+            found.append(replace(step, alike=Alike(self.beyond, reach, width, stays)))
+        return found
 
     def _relative(self, step: Step, later: int, copy: int) -> Step:
         """A step of the repeated iteration, or of one `later`, for its `copy`."""

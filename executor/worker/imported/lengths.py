@@ -70,8 +70,6 @@ def lengths_of(model: Any) -> RecordedLengths:
     for multiple, unit in _units(model.config.get_text_config()):
         try:
             return _lengths(runs, multiple, unit)
-        except EachPosition:
-            raise
         except NotDescribed as error:
             refusal = refusal or error
     assert refusal is not None
@@ -90,10 +88,7 @@ def _units(config: Any) -> Iterator[tuple[int, int]]:
     chosen = (value for key, value in vars(config).items() if CHOSEN.search(key) and type(value) is int)
     yield from ((1, value) for value in chosen if value > UNIT)
     yield from ((multiple, multiple) for multiple in sorted({*named, *PADS}))
-
-
-class EachPosition(NotDescribed):
-    """Why a model cannot be described whose operations are as many as its positions."""
+    yield 1, PADS[-1]
 
 
 class _Forwards:
@@ -133,12 +128,10 @@ def _lengths(runs: _Forwards, multiple: int, unit: int) -> RecordedLengths:
         far -= multiple * (far // multiple % 2 == 0 and far > multiple * BEYOND)
         runs.foretell(lengths, far)
         return RecordedLengths(multiple, _points(lengths, far), False)
-    unit = UNIT_LOOPED if multiple == 1 else multiple
+    unit = UNIT_LOOPED if unit == UNIT else unit
     lengths = [unit * one for one in LOOPED]
     if not all(runs.count(one) < runs.count(other) for one, other in pairwise(lengths)):
         raise NotDescribed(f"its operations at {lengths} positions do not grow in number with the length")
-    if multiple == 1:
-        raise EachPosition("its layers have a loop with an iteration for each position, which is not described yet")
     runs.foretell(lengths, unit * FAR_LOOPED)
     return RecordedLengths(multiple, _points(lengths, unit * BEYOND), True)
 
