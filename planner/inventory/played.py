@@ -16,6 +16,7 @@ from planner.inventory.tensors import Size, Weight
 from planner.spec import ModelSpec
 from planner.spec.described import (
     INPUT,
+    WEIGHT,
     Alike,
     AutogradStep,
     ByteCount,
@@ -206,12 +207,19 @@ class Player:
         kept = [Tensor(self._at(place), False, since) for place in node.keeps]
         beside = self._kept_beside(step.alike, node.keeps, term) if step.alike and tape.keeping else []
         kept += [Tensor(storage, False, since) for storage in beside]
-        if len(made) == 1:
+        if step.op == WEIGHT:
+            tape.record(made[0], (), lambda grad: self._whole(node, grad), gives_away=True)
+        elif len(made) == 1:
             own = any(place >= first for place in node.keeps)  # what it made itself
             tape.record(made[0], kept, lambda grad: self._backward(node, grad, kept), saves_after=own)
         else:
             self._several(node, made, kept)
         tape.release(*beside)
+
+    def _whole(self, node: AutogradStep, grad: Storage) -> None:
+        """The gradient of a weight, whose parts' are added up, is handed on."""
+        self.tape.release(grad)
+        self._backward(node, grad, ())
 
     def _kept_beside(self, alike: Alike, places: Sequence[int], term: str) -> list[Storage]:
         """What a node keeps in the iterations that it stands for, held once more each."""

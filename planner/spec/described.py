@@ -22,6 +22,8 @@ VARIANTS = tuple(f"{numbers}-{device}" for device in DEVICES_RECORDED for number
 """Programs that each unit has: number formats ("mixed" has fp32 weights under autocast, "adapted" 16-bit ones under
 autocast, "pure" all in 16 bits) on a GPU and on a CPU."""
 
+WEIGHT = "weight"
+"""What a step is called that only reads a weight of which others read parts."""
 INPUT = -1
 """The storage that a unit is given; storage -2 - k is the k-th of those that all layers share."""
 

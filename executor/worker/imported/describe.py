@@ -7,7 +7,6 @@ Not here: one recording (record.py), or the programs of units (programs.py).
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Sequence
 from copy import deepcopy
 from itertools import groupby, takewhile
@@ -339,11 +338,8 @@ def _split(plan: dict[str, str], name: str) -> int | None:
 
 def unused_weights(model: Any, every: Recorded) -> tuple[str, ...]:
     """The weights that no gradient is made of, as `unnumbered` names them."""
-    edges = Counter(edge for node in every.base.nodes.values() for edge in node.edges if isinstance(edge, str))
+    edges = {edge for node in every.base.nodes.values() for edge in node.edges if isinstance(edge, str)}
     weights = dict(model.named_parameters())
-    table = model.get_input_embeddings().weight
-    if parts := next((name for name, times in edges.items() if times > 2 and weights[name] is not table), None):
-        raise NotDescribed(f"{unnumbered(model, parts)} is read in several parts")
     used = {unnumbered(model, name) for name in weights if name in edges}
     found = dict.fromkeys(unnumbered(model, name) for name in weights if name not in edges)
     if some := next((name for name in found if name in used), None):

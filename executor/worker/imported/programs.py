@@ -24,6 +24,7 @@ from executor.worker.imported.record import (
 from executor.worker.imported.recorded import Recorded
 from planner.spec.described import (
     INPUT,
+    WEIGHT,
     Attend,
     AutogradStep,
     BackwardStep,
@@ -77,6 +78,8 @@ class UnitProgram:
         if self.given is not None and self.given.place is not None:
             self.places[self.given.place] = 0
         self.after: dict[int, int] = {}  # the step of each operation
+        self.weights: dict[str, int] = {}
+        """Places of the weights that are read in parts, by their names in the model."""
         self.outside: list[tuple[UnitName, Place]] = []
         """Places that other units made, which it reads as -1, -2 and on."""
         self.lent: dict[int, int] = {}
@@ -110,6 +113,7 @@ class UnitProgram:
                 inner, pending = pending[: end + 1], pending[end + 1 :]
                 steps.append(self._linear(event, inner, len(steps)))
             elif event.kind == "op" and event.what < self.recorded.forward:
+                steps += self._parted(event.what)
                 step = self._step(event.what)
                 self.after[event.what] = len(steps) if step is not None else len(steps) - 1
                 if step is not None:
@@ -131,7 +135,8 @@ class UnitProgram:
     def _plain(self, event: Happening) -> bool:
         """Whether a linear module works on all tokens, one row each."""
         batch, seq = self.recorded.points[0]
-        return event.what in self.names_of_linears and int(np.prod(event.tensor.shape[:-1])) == batch * seq
+        parted = f"{event.what}.weight" in self.recorded.parted
+        return not parted and event.what in self.names_of_linears and int(np.prod(event.tensor.shape[:-1])) == batch * seq
 
     @cached_property
     def names_of_linears(self) -> dict[str, str]:
@@ -180,7 +185,7 @@ class UnitProgram:
         node = self.base.nodes.get(operation.node)
         own = node is not None and self.recorded.first_operation.get(operation.node) == index
         whose = [one.storage for one in operation.results]
-        if own and not new and whose and all(one in self.base.weights for one in whose):
+        if own and not new and whose and all(one in self.base.weights and one not in self.local for one in whose):
             return None  # a view of a weight
         if not own or node is None:
             return Step(op=operation.name, new=tuple(new)) if new else None
@@ -208,6 +213,26 @@ class UnitProgram:
         frozen = None if self.frozen is None or not behind else self._node(self.frozen, index, made)
         depends = tuple(sorted(behind - {one for one in made.reads if isinstance(one, str)}))
         return Step(op=operation.name, new=tuple(new), gives=tuple(gives), node=made, frozen=frozen, depends=depends)
+
+    def _parted(self, index: int) -> list[Step]:
+        """A step for each weight of which an operation is the first to read a part: the gradients of its parts are added
+        up until none is missing."""
+        node = self.base.nodes.get(self.base.operations[index].node)
+        if node is None or self.recorded.first_operation.get(node.number) != index:
+            return []
+        found = []
+        storages = {name: storage for storage, name in self.base.weights.items()}
+        for name in dict.fromkeys(edge for edge in node.edges if isinstance(edge, str)):
+            if name in self.recorded.parted and name not in self.weights:
+                if name not in self.names:
+                    raise NotDescribed(f"{name} is a weight of another unit too")
+                (gives,) = self._gives(storages[name], [None])
+                self.weights[name] = self.count - 1
+                own, size = self.names[name], float(self.base.sizes[storages[name]])
+                self.of_weights[self.weights[name]] = {own}
+                node = AutogradStep(reads=(own,), back=(WeightGradient(own),))
+                found.append(Step(op=WEIGHT, new=(0.0,), gives=((gives[0], (0.0, 0.0, size)),), node=node))
+        return found
 
     def _behind(self, node: AutogradStep) -> tuple[set[str], bool]:
         """The weights that an operation reads, by themselves or by what others made of weights alone; and whether it
@@ -252,7 +277,7 @@ class UnitProgram:
             if like is not None:
                 reads.append(like.reads[place] if edge is not None and not isinstance(edge, str) else None)
             elif isinstance(edge, str):
-                reads.append(self.names.get(edge, edge))
+                reads.append(self.weights.get(edge, self.names.get(edge, edge)))
             else:
                 reads.append(None if edge is None else self._place(edge))
         keeps = []
@@ -284,7 +309,7 @@ class UnitProgram:
         computes = max((place for place, name in enumerate(operations) if name not in FORMATS), default=-1)
         seen, own = 0, 0
         edges, given = self._edges(recorded, recorded.base.nodes[number]), events[-1].tensor
-        of_weight = {storage: edge for edge, storage in zip(edges, given, strict=False) if isinstance(edge, str)}
+        of_weight = {storage: edge for edge, storage in zip(edges, given, strict=False) if self._is_weight(edge)}
         found: list[BackwardStep] = []
         numbers: dict[int, int] = {}
         written = set()
@@ -305,13 +330,17 @@ class UnitProgram:
         for place, (edge, storage) in enumerate(zip(edges, given, strict=False)):
             if edge is None or storage is None:
                 continue
-            if isinstance(edge, str):
+            if self._is_weight(edge):
                 if edge not in written:
                     found.append(WeightGradient(self.names.get(edge, edge)))
                     written.add(edge)
             else:
                 found.append(Give(place, numbers.get(storage, -1)))
         return tuple(found), own
+
+    def _is_weight(self, edge: Place | str | None) -> bool:
+        """Whether a gradient is that of a whole weight."""
+        return isinstance(edge, str) and edge not in self.weights
 
     def _edges(self, recorded: Recorded, node: AutogradNode) -> list[Place | str | None]:
         """Where a node's gradients go; that of a view of a weight to the weight itself."""
@@ -384,10 +413,11 @@ class UnitProgram:
                 for storage in self.base.operations[index].made:
                     ends.setdefault(self.after.get(last, self.after[index]), []).append(self.local[storage])
                     gone[storage] = self.unit
+        weights = self.base.weights
         returned: list[int] = []
         held: list[int] = []
         for storage, where in self.local.items():
-            if gone.get(storage) == self.unit or storage == result or storage in self.shared:
+            if gone.get(storage) == self.unit or storage == result or storage in self.shared or storage in weights:
                 continue
             unit = gone.get(storage, ("tail", 0))
             soon = unit in (("gap", self.unit[1]), ("layer", self.unit[1] + 1), ("gap", self.unit[1] + 1))

@@ -6,6 +6,7 @@ the program of a unit (programs.py).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -105,6 +106,18 @@ class Recorded:
             if operation.node in self.base.nodes and index not in self.copies:
                 found.setdefault(operation.node, index)
         return found
+
+    @cached_property
+    def parted(self) -> set[str]:
+        """Weights that are read more than twice, beside embeddings' tables: in parts, or in every iteration of a loop."""
+        edges = Counter(
+            edge
+            for node in self.base.nodes.values()
+            if not node.name.startswith("EmbeddingBackward")
+            for edge in node.edges
+            if isinstance(edge, str)
+        )
+        return {name for name, times in edges.items() if times > 2}
 
     @cached_property
     def used(self) -> dict[int, list[int]]:

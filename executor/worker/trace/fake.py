@@ -68,12 +68,21 @@ class Answers(TorchDispatchMode):
             return 1.0 if args[0].dtype.is_floating_point else True if args[0].dtype is torch.bool else 1
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # the fake one would be a second tensor
+        if func is torch.ops.aten.nonzero.default:
+            return _even_share(args[0])
         if func is torch.ops.aten._grouped_mm.default:
             return _grouped(*args, **kwargs)
         if _of_reducer(func, args, kwargs):
             with _disable_current_modes():
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _even_share(mask: torch.Tensor) -> torch.Tensor:
+    """Where a mask is true: of one that is one of several rows of a larger one, which says what is given to whom, an
+    even share, and else everywhere."""
+    rows = max(1, mask.untyped_storage().nbytes() // max(1, mask.nbytes))
+    return mask.new_empty((-(-mask.numel() // rows), mask.dim()), dtype=torch.int64)
 
 
 def _grouped(
