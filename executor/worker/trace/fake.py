@@ -70,6 +70,10 @@ class Answers(TorchDispatchMode):
             return args[0]  # the fake one would be a second tensor
         if func is torch.ops.aten.nonzero.default:
             return _even_share(args[0])
+        if func is torch.ops.aten.index.Tensor:
+            return func(args[0], _as_numbers(args[1]))
+        if func is torch.ops.aten.split_with_sizes.default:
+            return func(args[0], _even_parts(*args, **kwargs), *args[2:], **kwargs)
         if func is torch.ops.aten._grouped_mm.default:
             return _grouped(*args, **kwargs)
         if _of_reducer(func, args, kwargs):
@@ -83,6 +87,24 @@ def _even_share(mask: torch.Tensor) -> torch.Tensor:
     even share, and else everywhere."""
     rows = max(1, mask.untyped_storage().nbytes() // max(1, mask.nbytes))
     return mask.new_empty((-(-mask.numel() // rows), mask.dim()), dtype=torch.int64)
+
+
+def _as_numbers(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Indices in which masks are the numbers of the places where they are true."""
+    found: list[torch.Tensor | None] = []
+    for one in indices:
+        mask = one is not None and one.dtype is torch.bool
+        found += _even_share(one).unbind(1) if mask else [one]
+    return found
+
+
+def _even_parts(tensor: torch.Tensor, sizes: list[int], dim: int = 0) -> list[int]:
+    """Sizes of parts; even ones where numbers of a tensor said them, each of which is answered with 1."""
+    whole = tensor.shape[dim]
+    if sum(sizes) == whole or set(sizes) != {1}:
+        return sizes
+    each = whole // len(sizes)
+    return [each] * (len(sizes) - 1) + [whole - each * (len(sizes) - 1)]
 
 
 def _grouped(
