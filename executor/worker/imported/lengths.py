@@ -88,7 +88,7 @@ def _units(config: Any) -> Iterator[tuple[int, int]]:
     chosen = (value for key, value in vars(config).items() if CHOSEN.search(key) and type(value) is int)
     yield from ((1, value) for value in chosen if value > UNIT)
     yield from ((multiple, multiple) for multiple in sorted({*named, *PADS}))
-    yield 1, PADS[-1]
+    yield from ((1, unit) for unit in PADS[-2:])
 
 
 class _Forwards:
@@ -121,7 +121,8 @@ class _Forwards:
 
 def _lengths(runs: _Forwards, multiple: int, unit: int) -> RecordedLengths:
     count = runs.count(2 * unit)
-    if all(runs.count(one * unit) == count for one in (3, 4, BEYOND)):
+    within = max(runs.positions, BEYOND * UNIT)
+    if all(runs.count(one * unit) == count for one in (3, 4, BEYOND) if one * unit <= within or unit == multiple):
         lengths = [unit * one for one in STRAIGHT[runs.count(unit) != count]]
         far = multiple * max(min(FAR, runs.positions) // multiple, BEYOND)
         far = far if far > lengths[-1] else lengths[-1] + unit // 2 + 1

@@ -5,6 +5,7 @@ Not here: making recordings (record.py), their sizes (recorded.py), or which uni
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -135,8 +136,13 @@ class UnitProgram:
     def _plain(self, event: Happening) -> bool:
         """Whether a linear module works on all tokens, one row each."""
         batch, seq = self.recorded.points[0]
-        parted = f"{event.what}.weight" in self.recorded.parted
-        return not parted and event.what in self.names_of_linears and int(np.prod(event.tensor.shape[:-1])) == batch * seq
+        once = f"{event.what}.weight" not in self.recorded.parted and self._calls[event.what] == 1
+        return once and event.what in self.names_of_linears and int(np.prod(event.tensor.shape[:-1])) == batch * seq
+
+    @cached_property
+    def _calls(self) -> Counter[str]:
+        """How often each linear module runs."""
+        return Counter(event.what for event in self.events if event.kind == "linear")
 
     @cached_property
     def names_of_linears(self) -> dict[str, str]:

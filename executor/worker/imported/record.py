@@ -194,7 +194,6 @@ def record(
     Where autograd `forgets`, it keeps no tensors, and there is no backward.
     """
     recorder, caught = ModelRecorder(), []
-    handles = _watched(model, recorder)
 
     def loss_function(logits: Tensor, *_: Any, **__: Any) -> Tensor:
         recorder.on = False
@@ -203,7 +202,9 @@ def record(
 
     model.loss_function = loss_function
     nodes: dict[int, tuple[AutogradNode, Any]] = {}
-    with recorder:
+    with ExitStack() as hooks, recorder:
+        for handle in _watched(model, recorder):
+            hooks.enter_context(handle)
         for name, weight in model.named_parameters():
             recorder.found.weights[recorder.see(weight).storage] = name
         inputs, targets = (torch.zeros((batch, seq), dtype=torch.int64) for _ in range(2))
@@ -224,8 +225,6 @@ def record(
             names = {id(weight): name for name, weight in model.named_parameters()}
             _collect(logits.grad_fn, nodes, names)
             _backward(recorder, nodes, logits)
-    for handle in handles:
-        handle.remove()
     model.zero_grad(set_to_none=True)
     for node, _ in nodes.values():  # a result that is written over is copied first, which has a node that goes unused
         own = recorder.kept_by(node.number)

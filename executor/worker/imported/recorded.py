@@ -109,7 +109,7 @@ class Recorded:
 
     @cached_property
     def parted(self) -> set[str]:
-        """Weights that are read more than twice, beside embeddings' tables: in parts, or in every iteration of a loop."""
+        """Weights that are read more than once, beside embeddings' tables: in parts, or in every iteration of a loop."""
         edges = Counter(
             edge
             for node in self.base.nodes.values()
@@ -117,7 +117,7 @@ class Recorded:
             for edge in node.edges
             if isinstance(edge, str)
         )
-        return {name for name, times in edges.items() if times > 2}
+        return {name for name, times in edges.items() if times > 1}
 
     @cached_property
     def used(self) -> dict[int, list[int]]:

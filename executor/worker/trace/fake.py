@@ -68,7 +68,7 @@ class Answers(TorchDispatchMode):
             return 1.0 if args[0].dtype.is_floating_point else True if args[0].dtype is torch.bool else 1
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # the fake one would be a second tensor
-        if func is torch.ops.aten.nonzero.default:
+        if func is torch.ops.aten.nonzero.default and (_parts(args[0]) == 1 or args[0].dim() > 1):
             return _even_share(args[0])
         if func is torch.ops.aten.index.Tensor:
             return func(args[0], _as_numbers(args[1]))
@@ -85,8 +85,12 @@ class Answers(TorchDispatchMode):
 def _even_share(mask: torch.Tensor) -> torch.Tensor:
     """Where a mask is true: of one that is one of several rows of a larger one, which says what is given to whom, an
     even share, and else everywhere."""
-    rows = max(1, mask.untyped_storage().nbytes() // max(1, mask.nbytes))
-    return mask.new_empty((-(-mask.numel() // rows), mask.dim()), dtype=torch.int64)
+    return mask.new_empty((-(-mask.numel() // _parts(mask)), mask.dim()), dtype=torch.int64)
+
+
+def _parts(mask: torch.Tensor) -> int:
+    """How many tensors of a mask's size are in the one that it is a part of."""
+    return max(1, mask.untyped_storage().nbytes() // max(1, mask.nbytes))
 
 
 def _as_numbers(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
