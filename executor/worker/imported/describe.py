@@ -104,6 +104,8 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
             config, padded = config_of(raw), True
             whole = built(config, torch.bfloat16, padded=True)
     path, layers = layers_of(whole)
+    if len(layers) != count:
+        raise NotDescribed(f"{layer_key(text)} is {count}, and its longest list of layers has {len(layers)}")
     kinds = kinds_of(layers, text)
     places = places_of(kinds)
     fewest = min(max(places.values()) + SHORT, count)
