@@ -328,9 +328,7 @@ def play_layer(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     return player.place(program.output)
 
 
-def _player(
-    tape: Tape, model: ModelSpec, compute: Compute, unit: str, x: Tensor, table: Sequence[Tensor]
-) -> Player:
+def _player(tape: Tape, model: ModelSpec, compute: Compute, unit: str, x: Tensor, table: Sequence[Tensor]) -> Player:
     player = Player(tape, compute, described_weights(model, unit), x, table)
     for other, place in program_of(described_of(model), compute, unit).outside:
         there = tape.made.get(other)
@@ -351,8 +349,8 @@ def begun(run: ModelPass, x: Tensor, kind: str) -> Player | None:
 
 
 def given_beside(tape: Tape, before: Player | None) -> list[Tensor]:
-    """What a described layer is given beside its input and what all layers share; a loop over layers has what is its own
-    until the next one returns."""
+    """What a described layer is given beside its input and what all layers share; a loop over layers has what is its
+    own until the next one returns."""
     if before is None:
         return []
     own = [Tensor(storage, False, 0) for storage in before.waiting()]

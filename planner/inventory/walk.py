@@ -336,7 +336,7 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
         result = walk_layer(run, again, kind)
         tape.end_loop()
         for first, second in zip(made, tape.made.get(kind, []), strict=True):  # what later units read of it
-            if first in tape.grads:
+            if first is not None and second is not None and first in tape.grads:
                 tape.grads[second] = tape.grads.pop(first)
         del tape.moments[tape.saved_at :]
         inner, tape.nodes = tape.nodes, []

@@ -142,9 +142,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `output` is the place in the graph that it returns. `returned` are storages that a loop over layers has until the
     next one returns, `held` those that wait until the model's forward is over. The first steps (`before`) come before
     the layer is called, so it does not run them again. Places in the graph that other units made are read as -1, -2 and
-    on: `outside` names these units and the places there; their storages follow those that all layers share. `moved` and `moved_back` are the bytes
-    that operations other than products move, `starts` and `starts_back` how many operations there are: one number, or
-    the terms of a polynomial of batch and length where some are in the `loop`.
+    on: `outside` names these units and the places there; their storages follow those that all layers share. `moved` and
+    `moved_back` are the bytes that operations other than products move, `starts` and `starts_back` how many operations
+    there are: one number, or the terms of a polynomial of batch and length where some are in the `loop`.
     """
 
     steps: tuple[Step, ...]

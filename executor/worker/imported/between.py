@@ -26,8 +26,11 @@ def takes_part(run: ModelRecording) -> bool:
 
 
 def joined(run: ModelRecording) -> ModelRecording:
-    """The recording, in which operations between layers belong to the layer after them. It moves each layer's "enter" before what comes between it and the layer before; the first layer's before the last
-    operations of the embedding, which are the same. "call" stays where it was."""
+    """The recording, in which operations between layers belong to the layer after them.
+
+    Each layer's "enter" moves before what comes between it and the layer before, the first layer's before the last
+    operations of the embedding, which are the same. "call" stays where it was.
+    """
     events = run.events
     last = next((place for place, event in enumerate(events) if event.kind == "begin"), len(events))
     edges = [place for place in range(last) if events[place].kind in ("enter", "leave")]

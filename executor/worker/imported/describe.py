@@ -68,6 +68,10 @@ MOST_KINDS = 8
 """Kinds of layers that a description may have."""
 
 
+NUMBERED = re.compile("^_|training|idx|index|_id$|^layer_number$|^seed$")
+"""Settings of modules that say which layer it is."""
+
+
 def config_of(raw: dict[str, Any]) -> Any:
     """Transformers' configuration of a decoded config.json. What would choose code, or fetch it, is left out."""
     from transformers import AutoConfig
@@ -244,7 +248,7 @@ def _signature(layer: nn.Module) -> tuple[Any, ...]:
 
 def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
     """Switches of a module that may differ from layer to layer, and that its weights do not show: NoPE, a window."""
-    found = ((key, value) for key, value in vars(module).items() if not re.search("^_|training|idx|index|_id$|^layer_number$|^seed$", key))
+    found = ((key, value) for key, value in vars(module).items() if not NUMBERED.search(key))
     return tuple(sorted((key, str(value)) for key, value in found if value is None or isinstance(value, int)))
 
 

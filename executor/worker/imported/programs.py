@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import TypeGuard
 
 import numpy as np
 from msgspec.structs import replace
@@ -221,8 +222,8 @@ class UnitProgram:
         return Step(op=operation.name, new=tuple(new), gives=tuple(gives), node=made, frozen=frozen, depends=depends)
 
     def _parted(self, index: int) -> list[Step]:
-        """A step for each weight of which an operation is the first to read a part: the gradients of its parts are added
-        up until none is missing."""
+        """A step for each weight of which an operation is the first to read a part: the gradients of its parts are
+        added up until none is missing."""
         node = self.base.nodes.get(self.base.operations[index].node)
         if node is None or self.recorded.first_operation.get(node.number) != index:
             return []
@@ -236,8 +237,8 @@ class UnitProgram:
                 self.weights[name] = self.count - 1
                 own, size = self.names[name], float(self.base.sizes[storages[name]])
                 self.of_weights[self.weights[name]] = {own}
-                node = AutogradStep(reads=(own,), back=(WeightGradient(own),))
-                found.append(Step(op=WEIGHT, new=(0.0,), gives=((gives[0], (0.0, 0.0, size)),), node=node))
+                whole = AutogradStep(reads=(own,), back=(WeightGradient(own),))
+                found.append(Step(op=WEIGHT, new=(0.0,), gives=((gives[0], (0.0, 0.0, size)),), node=whole))
         return found
 
     def _behind(self, node: AutogradStep) -> tuple[set[str], bool]:
@@ -344,7 +345,7 @@ class UnitProgram:
                 found.append(Give(place, numbers.get(storage, -1)))
         return tuple(found), own
 
-    def _is_weight(self, edge: Place | str | None) -> bool:
+    def _is_weight(self, edge: Place | str | None) -> TypeGuard[str]:
         """Whether a gradient is that of a whole weight."""
         return isinstance(edge, str) and edge not in self.weights
 

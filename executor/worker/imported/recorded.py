@@ -109,7 +109,7 @@ class Recorded:
 
     @cached_property
     def parted(self) -> set[str]:
-        """Weights that are read more than once, beside embeddings' tables: in parts, or in every iteration of a loop."""
+        """Weights that are read more than once, beside embeddings' tables: in parts, or by iterations of a loop."""
         edges = Counter(
             edge
             for node in self.base.nodes.values()

@@ -97,8 +97,7 @@ def _as_numbers(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]
     """Indices in which masks are the numbers of the places where they are true."""
     found: list[torch.Tensor | None] = []
     for one in indices:
-        mask = one is not None and one.dtype is torch.bool
-        found += _even_share(one).unbind(1) if mask else [one]
+        found += _even_share(one).unbind(1) if one is not None and one.dtype is torch.bool else [one]
     return found
 
 
