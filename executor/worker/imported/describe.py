@@ -7,6 +7,7 @@ Not here: one recording (record.py), or the programs of units (programs.py).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from copy import deepcopy
 from itertools import groupby, takewhile
@@ -110,6 +111,8 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
     path, layers = layers_of(whole)
     if len(layers) != count:
         raise NotDescribed(f"{layer_key(text)} is {count}, and its longest list of layers has {len(layers)}")
+    if several := next((name for name, times in _layers_with(whole, path, layers).items() if times > 1), None):
+        raise NotDescribed(f"{several} is a weight of several layers")
     kinds = kinds_of(layers, text)
     places = places_of(kinds)
     fewest = min(max(places.values()) + SHORT, count)
@@ -130,7 +133,9 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
                     if lengths is None and not padded and not _runs(model):
                         few, padded = small_of(raw, whole, places, fewest, padded=True), True
                         model = built(few, dtype, padded=True)
-                    lengths = lengths or lengths_of(model)
+                    if lengths is None:
+                        lengths = lengths_of(model)
+                        model = built(few, dtype, padded=padded)  # a forward may have changed it
                     runs = recordings(model, lengths, autocast=autocast)
                 except CodeFails as error:
                     failed.append(error)  # of a number format that its code does not take
@@ -220,6 +225,12 @@ def built(config: Any, dtype: torch.dtype, *, padded: bool = False) -> Any:
     model.config.use_cache = False
     lend_loss(model)
     return model.train()
+
+
+def _layers_with(model: Any, path: str, layers: nn.ModuleList) -> Counter[str]:
+    """Of how many layers each weight is, by its name in the model."""
+    names = {id(weight): name for name, weight in model.named_parameters() if name.startswith(f"{path}.")}
+    return Counter(names[id(weight)] for layer in layers for weight in layer.parameters() if id(weight) in names)
 
 
 def kinds_of(layers: nn.ModuleList, text: Any) -> list[str]:
