@@ -68,7 +68,7 @@ class Answers(TorchDispatchMode):
             return 1.0 if args[0].dtype.is_floating_point else True if args[0].dtype is torch.bool else 1
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # the fake one would be a second tensor
-        if func is torch.ops.aten.nonzero.default and (_parts(args[0]) == 1 or args[0].dim() > 1):
+        if func is torch.ops.aten.nonzero.default and _has_no_numbers(args[0]):
             return _even_share(args[0])
         if func is torch.ops.aten.index.Tensor:
             return func(args[0], _as_numbers(args[1]))
@@ -80,6 +80,12 @@ class Answers(TorchDispatchMode):
             with _disable_current_modes():
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _has_no_numbers(mask: torch.Tensor) -> bool:
+    """Whether a mask is fake, and one that says for all of something, or for several rows, whether it is chosen."""
+    unknown = isinstance(mask, FakeTensor) and mask.constant is None
+    return unknown and (_parts(mask) == 1 or mask.dim() > 1)
 
 
 def _even_share(mask: torch.Tensor) -> torch.Tensor:
