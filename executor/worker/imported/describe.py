@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from copy import deepcopy
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -29,6 +28,7 @@ from executor.worker.model.layers import (
     unnumbered,
     without_padding,
 )
+from executor.worker.model.layers import config_of as read_config
 from executor.worker.model.losses import lend_loss
 from planner.inventory.units import ENDS
 from planner.spec.causal import other_than_causal, sentence
@@ -52,8 +52,6 @@ VARIANTS: dict[str, tuple[torch.dtype, bool]] = {
 DEVICES = DEVICES_RECORDED
 LISTED = ("layer_types", "layers_block_type", "block_types")
 """Keys of a configuration that name the kind of each layer."""
-LEFT_OUT = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "_name_or_path")
-"""Keys of a config.json that name code, or where to fetch it."""
 MOST_LAYERS = 2000
 SHORT = 2
 """Layers of the small model from the last that is described on: that one, and one after it."""
@@ -62,15 +60,12 @@ MOST_KINDS = 8
 
 
 def config_of(raw: dict[str, Any]) -> Any:
-    """Transformers' configuration of a decoded config.json. What would choose code, or fetch it, is left out."""
-    from transformers import AutoConfig
-
-    kind = raw.get("model_type")
+    """Transformers' configuration of a decoded config.json, or a refusal."""
     try:
-        kept = {key: deepcopy(value) for key, value in raw.items() if key not in LEFT_OUT}  # which it may write to
-        return AutoConfig.for_model(**kept)
+        return read_config(raw)
     except Exception as error:
-        raise NotDescribed(f"Transformers cannot read its configuration ({kind}): {first_line(error)}") from None
+        rule = f"Transformers cannot read its configuration ({raw.get('model_type')})"
+        raise NotDescribed(f"{rule}: {first_line(error)}") from None
 
 
 def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described:

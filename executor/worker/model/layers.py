@@ -7,9 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from copy import deepcopy
 from typing import Any
 
 from torch import nn
+
+LEFT_OUT = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "_name_or_path")
+"""Keys of a config.json that name code, or where to fetch it."""
+
+
+def config_of(raw: dict[str, Any]) -> Any:
+    """Transformers' configuration of a decoded config.json. What would choose code, or fetch it, is left out."""
+    from transformers import AutoConfig
+
+    kept = {key: deepcopy(value) for key, value in raw.items() if key not in LEFT_OUT}  # which it may write to
+    return AutoConfig.for_model(**kept)
 
 
 def decoder_config(config: Any) -> Any:
