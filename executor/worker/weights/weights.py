@@ -46,13 +46,15 @@ def save(plan: Plan, engine: RankEngine, folder: Path, rank: int, shard_bytes: i
         return
     partial, target = folder / f"{WEIGHTS}.partial", folder / WEIGHTS
     keep = not base_is_checkpoint(plan)
+    whole = (module for module in engine.model.modules() if hasattr(module, "all_tied_weights_keys"))
+    tied = getattr(next(whole, None), "all_tied_weights_keys", ())  # second names of a weight
     adapters: dict[str, torch.Tensor] = {}
     try:
         with SafetensorsWriter(partial, shard_bytes) as writer:
             for name, weight in unpacked(engine.model, engine.weights()):
                 if (saved := saved_name(name)) is not None:
                     adapters[saved] = weight.detach().cpu().contiguous()
-                elif keep and not (plan.model.tied and name.endswith(TIED_HEAD)):
+                elif keep and not (plan.model.tied and name.endswith(TIED_HEAD)) and ordinary_name(name) not in tied:
                     writer.add(ordinary_name(name), weight)
         if adapters:
             made = folder / f"{ADAPTER}.partial"

@@ -1,0 +1,171 @@
+"""Imported models over the product of architecture, engine, method and recomputation: they learn what one process does,
+go on from checkpoints to the bit, in another layout within rounding, and end as a folder that Transformers loads.
+
+Two are drawn in CI, the others in `make long`. Not here: memory and payload (test_imported.py).
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pytest
+import test_resume
+import torch
+from agents import Finished, run_warm
+from cases import SEQ_LEN, STEPS, Case, Reference, job
+from imports import ARCHITECTURES, SLOW, imported_case, refused
+from msgspec.structs import replace
+from pairs import draws
+from test_equivalence import LARGEST_METRIC_ERROR, LARGEST_WEIGHT_ERROR, deviations
+from test_weights import LARGEST_ERROR, load
+
+from executor.run import launch, resume
+from executor.worker.weights.export import export
+from planner.spec import Layout
+from planner.spec.job import Method
+from tests.built import build_model
+
+SEED = 29
+LAYOUTS = {
+    "ddp": Layout(engine="ddp", dp_replicate=2),
+    "fsdp2": Layout(engine="fsdp2", dp_shard=2, zero_stage=3),
+    "hsdp": Layout(engine="fsdp2", dp_replicate=2, dp_shard=2, zero_stage=3),
+    **{f"zero{stage}": Layout(engine="deepspeed", dp_shard=2, zero_stage=stage) for stage in (1, 2, 3)},
+}
+SEQUENCES = 8
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+class Drawn(NamedTuple):
+    """What is trained, and how."""
+
+    architecture: str
+    layout: str
+    method: Method
+    recompute: str
+    accum: int
+
+    @property
+    def name(self) -> str:
+        """All of it."""
+        return f"{self.architecture}-{self.layout}-{self.method}-{self.recompute}-accum{self.accum}"
+
+    @property
+    def case(self) -> Case:
+        """In fp32."""
+        layout = LAYOUTS[self.layout]
+        micro = SEQUENCES // layout.data_parallel // self.accum
+        layout = replace(layout, recompute=self.recompute, micro_batch_size=micro, grad_accum=self.accum)
+        return imported_case(self.architecture, layout, job(self.method))
+
+
+EVERY = [Drawn(*one) for one in product(ARCHITECTURES, LAYOUTS, METHODS, ("none", "full"), (1, 2))]
+ALL = {drawn.name: drawn for drawn in EVERY}
+QUICK = [drawn.name for drawn in EVERY if drawn.architecture not in SLOW]
+OTHERS = [drawn.name for drawn in EVERY if drawn.architecture in SLOW]
+RESUMED = {
+    "mamba2": ("fsdp2", "ddp"),
+    "glm4_moe": ("zero2", "fsdp2"),
+    "olmo2": ("ddp", "zero3"),
+    "qwen3_next": ("zero3", "hsdp"),
+}
+"""Architectures whose rank is killed: a mixture, norms after branches, chunks, a loop over chunks; with the layout that
+they are trained in, and another one that they go on in."""
+
+
+def trained(case: Case, folder: Path, *arguments: str, **how: Any) -> Finished:
+    assert refused(case.plan) is None
+    found = run_warm(case.plan, folder, *arguments, **how)
+    assert set(found.exit_codes) == {0}, found.output[-3000:]
+    return found
+
+
+def check_learns(name: str, reference: Reference, folder: Path) -> None:
+    case = ALL[name].case
+    split = trained(case, folder, "--no-meter", "--save-weights")
+
+    loss, norm, weights = deviations(reference(case), split)
+    print(f"{name}: loss {loss:.1e}, norm {norm:.1e}, weights {weights:.1e}")
+    assert max(loss, norm) <= LARGEST_METRIC_ERROR
+    assert weights <= LARGEST_WEIGHT_ERROR
+
+
+@pytest.mark.parametrize("name", draws(QUICK, SEED, 2))
+def test_ranks_train_what_one_process_trains(name: str, reference: Reference, tmp_path: Path) -> None:
+    check_learns(name, reference, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*draws(QUICK, SEED, 24, 2), *draws(OTHERS, SEED, 8)])
+def test_more_ranks_train_what_one_process_trains(name: str, reference: Reference, tmp_path: Path) -> None:
+    check_learns(name, reference, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", RESUMED)
+def test_a_killed_run_goes_on_to_the_bit_and_ends_as_a_folder_that_transformers_loads(
+    architecture: str, tmp_path: Path
+) -> None:
+    layout = RESUMED[architecture][0]
+    case = Drawn(architecture, layout, "full", "none", 1).case
+    recipe = replace(case.job.recipe, steps=test_resume.STEPS)
+    case = Case(case.layout, replace(case.job, recipe=recipe), case.model, sequences=case.sequences)
+    plan, folder = (
+        replace(case.plan, cluster=replace(case.plan.cluster, nodes=1, gpus_per_node=2)).sealed(),
+        tmp_path / "run",
+    )
+    first = test_resume.start(plan, folder, f"DIE=1 {test_resume.DEATH} 1")
+    assert (first.status, len(first.losses)) == ("training failed", test_resume.DEATH - 1), first.message
+
+    said: list[str] = []
+    options, place = resume.going(folder, resume.planned(folder, None), said.append, environment=test_resume.GIVEN)
+    ready = launch.prepare(plan, options, said.append)
+    resume.put_aside(ready, place, said.append)
+    second = launch.execute(ready, said.append)
+
+    assert second.status == "completed" and place.step == 10, second.message
+    assert second.losses == test_resume.undisturbed(plan, tmp_path / "whole")
+    check_loads(plan, folder, tmp_path / "model")
+
+
+def check_loads(plan: Any, run: Path, target: Path) -> None:
+    """What is exported computes what the trainer's own model does with the weights that were trained."""
+    export(run, target, None, 200_000)
+    ids = torch.arange(2 * SEQ_LEN).reshape(2, SEQ_LEN) * 7 % plan.model.vocab
+    own: Any = build_model(plan)
+    tied = own.all_tied_weights_keys
+    held = Finished(run, (), "").weights
+    assert {*held} == {name for name in own.state_dict() if name not in tied}
+    own.load_state_dict(held, strict=False)
+    with torch.no_grad():
+        expected, logits = own.eval()(ids).logits, load(target)(ids).logits
+    assert float((logits - expected).norm() / expected.norm()) <= LARGEST_ERROR
+
+
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(one, marks=[pytest.mark.long] * (one != "olmo2")) for one in RESUMED]
+)
+def test_a_checkpoint_is_gone_on_from_in_another_layout(architecture: str, tmp_path: Path) -> None:
+    begun, later = (
+        replace(drawn.case.layout, micro_batch_size=SEQUENCES // LAYOUTS[one].data_parallel)
+        for one in RESUMED[architecture]
+        for drawn in (Drawn(architecture, one, "full", "none", 1),)
+    )
+    case = imported_case(architecture, begun, job("full"))
+    other = imported_case(architecture, later, job("full"))
+    half = STEPS // 2
+    trained(case, tmp_path / "one", "--save-after", str(half), module="resumed")
+    steps = [json.loads((tmp_path / "one" / "steps.json").read_text())]
+    for name, going_on in (("same", case), ("other", other)):
+        words = ("--load", str(tmp_path / "one" / "shards"), "--step", str(half))
+        trained(going_on, tmp_path / name, *words, module="resumed")
+        steps.append(json.loads((tmp_path / name / "steps.json").read_text()))
+
+    whole, same, others = steps
+    assert same == whole[half:]
+    for (_, loss, norm), (_, before, norm_before) in zip(others, whole[half:], strict=True):
+        assert loss == pytest.approx(before, rel=LARGEST_METRIC_ERROR)
+        assert norm == pytest.approx(norm_before, rel=LARGEST_METRIC_ERROR)
