@@ -18,8 +18,7 @@ from executor.worker.imported.describe import config_of, describe
 from executor.worker.imported.facts import spec_of
 from planner.inventory.units import default_lora
 from planner.parallelism import case as planner_case
-from planner.spec import Layout, ModelSpec, TrainingJob, presets
-from planner.spec.engines import ENGINES
+from planner.spec import Layout, ModelSpec, TrainingJob
 from planner.spec.job import Precision
 from planner.spec.plan import Plan
 
@@ -91,5 +90,4 @@ def imported_case(architecture: str, layout: Layout, job: TrainingJob) -> Case:
 
 def refused(plan: Plan) -> str | None:
     """Why nothing launches a plan, None where something does."""
-    runtime = presets.runtime(ENGINES[plan.layout.engine].runtime)
-    return refusal(planner_case.Case(plan.model, plan.job, plan.layout, plan.cluster, runtime))
+    return refusal(planner_case.Case.of(plan))

@@ -66,6 +66,29 @@ def test_the_seed_gives_what_transformers_draws_from_it_at_once(spec: ModelSpec,
     assert len(list(expected.parameters())) == len(list(made.parameters()))
 
 
+def imported(kind: str) -> ModelSpec:
+    """What the trainer reads of a model that its own code describes."""
+    raw = SMALL | COMPUTED.get(kind, {}) | {"model_type": kind}
+    own = Described(
+        config=raw, transformers="", units={}, layer_class="", runs=(("layer", SMALL["num_hidden_layers"]),)
+    )
+    return replace(SPEC, layers=SMALL["num_hidden_layers"], imported=own)
+
+
+def test_layers_of_an_imported_model_that_run_again_drop_the_same_again() -> None:
+    def gradients(recompute: str) -> list[torch.Tensor]:
+        asked = plan(imported("seed_oss"), JOB)
+        model: Any = build_model(replace(asked, layout=replace(asked.layout, recompute=recompute)))
+        assert model.config.attention_dropout > 0
+        torch.manual_seed(7)
+        tokens = torch.arange(32).reshape(2, 16)
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        return [weight.grad for weight in model.parameters()]
+
+    for one, again in zip(gradients("none"), gradients("full"), strict=True):
+        assert torch.equal(one, again)
+
+
 @pytest.mark.parametrize("kind", COMPUTED)
 def test_numbers_that_a_models_own_code_computes_are_computed_on_every_rank(kind: str) -> None:
     from transformers import AutoModelForCausalLM
