@@ -102,6 +102,11 @@ def parameters(model: ModelSpec, lora: Lora | None = None, *, trainable: bool = 
     return sum(repeats(model, unit) * _unit_elements(model, lora, unit, trainable) for unit in unit_weights(model))
 
 
+WITHOUT_OUT_PROJ = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""Types of which peft adapts no module of the name out_proj, since Mamba's kernels read its weight and skip its forward
+(peft 0.21.2, tuners_utils.py, _check_lora_target_modules_mamba)."""
+
+
 @lru_cache(maxsize=64)
 def lora_targets(model: ModelSpec) -> tuple[str, ...]:
     """Names of the linear modules of a layer, which can carry an adapter: routers and experts are not such modules."""
@@ -111,7 +116,8 @@ def lora_targets(model: ModelSpec) -> tuple[str, ...]:
         for weight in unit_weights(model)[unit]
         if len(weight.shape) == 2 and not (weight.expert or weight.alone or is_router(weight, model))
     )
-    return tuple(dict.fromkeys(names))
+    left_out = ("out_proj",) if model.family in WITHOUT_OUT_PROJ else ()
+    return tuple(name for name in dict.fromkeys(names) if name not in left_out)
 
 
 def second_products(weights: Sequence[Weight], model: ModelSpec) -> tuple[Weight, ...]:

@@ -48,6 +48,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"n_routed_experts": 8, "moe_intermediate_size": 64},
     "apertus": {},
     "mamba2": {"num_heads": 8, "state_size": 16, "n_groups": 1, "chunk_size": 32},
+    "bamba": {"attn_layer_indices": [2], **MAMBA},
     "falcon_h1": {"mamba_d_ssm": 128, **MAMBA, "mamba_n_heads": 4},
     "granitemoehybrid": {
         "layer_types": ["mamba", "mamba", "attention", "mamba"], "num_local_experts": 4, "num_experts_per_tok": 2,
@@ -59,8 +60,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """With the sizes that are other than `SIZES`."""
-SLOW = ("falcon_h1", "granitemoehybrid", "mamba2", "qwen3_next")
+SLOW = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "qwen3_next")
 """Those whose import takes longest: chunks of a sequence."""
+MIXTURES = ("glm4_moe", "granitemoehybrid", "llama4_text", "mimo_v2_flash", "qwen3_next")
+"""Those that no ZeRO is launched with, and whose experts bitsandbytes does not pack."""
 FORMATS: dict[Precision, tuple[str, ...]] = {
     "fp32": ("fp32",),
     "bf16": ("mixed", "adapted", "pure"),
