@@ -96,10 +96,11 @@ class Player:
         x: Tensor | None,
         table: Sequence[Tensor] = (),
         twice: str = "",
+        leaf: str = "",
     ) -> None:
         """`x` is what the unit is given, `table` what all layers share; the gradient of the weight `twice` is there in
-        two tensors."""
-        self.twice = twice
+        two tensors. What is looked up in `leaf` gets a gradient where that is frozen, too."""
+        self.twice, self.leaf = twice, leaf
         self.tape, self.compute, self.table = tape, compute, table
         self.weights = {weight.name: compute.local(compute.trained(weight)) for weight in weights}
         self.x = x
@@ -156,14 +157,15 @@ class Player:
         if step.copy:
             tape.cache(Tensor(self.storages[-1], False, since))
         inputs = [] if node is None else [self.places[one] for one in node.reads if isinstance(one, int)]
-        needs = trained or any(one is not None and one.needs_grad for one in inputs)
+        leaf = not trained and any(weight.name == self.leaf for weight in used)
+        needs = trained or leaf or any(one is not None and one.needs_grad for one in inputs)
         made = []
         for place, part in step.gives:
             storage = self._at(place)
             made.append(Tensor(storage, needs, since, None if part is None else size(part)))
         self.places += made
         tape.weight = 0
-        if node is None or not needs or not made:
+        if node is None or leaf or not needs or not made:
             return
         kept = [Tensor(self._at(place), False, since) for place in node.keeps]
         if len(made) == 1:
@@ -235,7 +237,10 @@ def play_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
     program = program_of(described, compute, "embed")
     weights = (*described_weights(model, "embed"), *(described_weights(model, "tail") if model.tied else ()))
     # A tied table: the head's gradient waits for this one, and the two are added into a third tensor.
-    player = Player(tape, compute, weights, None, twice=embedding_name(described) if model.tied else "")
+    name = embedding_name(described)
+    # Transformers asks for this gradient where layers run again (ends.py, walk_embedding).
+    leaf = name if compute.runs_layers_again else ""
+    player = Player(tape, compute, weights, None, twice=name if model.tied else "", leaf=leaf)
     player.run(program.steps)
     tape.shared = player.held(program.shared)
     return player.place(program.output)
