@@ -181,7 +181,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     by their names in the model with * for the layer: the trainer freezes them. `shared` are weights beside the
     token table that several modules hold. `adapts` says whether programs say what it does with its weights frozen,
     `recomputes` whether Transformers can recompute its layers, `padded` whether it needs its token of padding to be
-    built.
+    built, `remote_code` whether its classes are of code in its folder, and not of Transformers.
     """
 
     config: dict[str, Any]
@@ -195,6 +195,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     adapts: bool = True
     recomputes: bool = True
     padded: bool = False
+    remote_code: bool = False
     multiple_of: int = 1
     shortest: int = 1
     longest: int = 0
