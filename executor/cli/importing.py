@@ -33,8 +33,8 @@ from planner.spec.importing import TRUSTED, read_described, run_import
     show_default=True,
     help="File to write.",
 )
-@option("trust_remote_code", TRUSTED, is_flag=True, help="Run the model's code from the folder: you have read it.")
-def import_model(config: Path, output: Path, trust_remote_code: bool) -> int:
+@option("question", "trusted", TRUSTED, often=True, is_flag=True, help="Run code of the folder, which you have read.")
+def import_model(config: Path, output: Path, trusted: bool) -> int:
     """Describe the model of CONFIG for the planner.
 
     The model's own code runs on tensors without data. CONFIG is a config.json or its folder. Nothing is downloaded,
@@ -43,7 +43,7 @@ def import_model(config: Path, output: Path, trust_remote_code: bool) -> int:
     file = config / "config.json" if config.is_dir() else config
     if not file.is_file():
         raise PlannerError("config", str(config), "does not exist", "Give a config.json, or the folder that holds one")
-    run_import(file, output, file.resolve().parent.name or "model", str(file), trusted=trust_remote_code)
+    run_import(file, output, file.resolve().parent.name or "model", str(file), trusted=trusted)
     model = read_described(output)
     tell(summary(model))
     path = os.path.relpath(output)
