@@ -119,6 +119,9 @@ def check_described(described: Described, layers: int, where: str) -> None:
             raise PlannerError(f"{where}: {unit}.{variant}", None, "is missing", "Make it again: executor import")
         names = {weight.name for weight in found.weights} | _tied(described, unit)
         for variant, program in found.programs.items():
+            left = described.units["embed"].programs.get(variant)
+            if left is not None and any(not 0 <= one < len(left.shared) for one in program.given or ()):
+                raise PlannerError(f"{where}: {unit}.{variant}.given", None, "is not there", "Make it again")
             for wrong in _wrong(program, names, unit):
                 raise PlannerError(f"{where}: {unit}.{variant}", None, wrong, "Make it again: executor import")
 
