@@ -59,7 +59,7 @@ class Drawn(NamedTuple):
 
     @property
     def case(self) -> Case:
-        """In fp32, for a few steps: rounding grows with them (OLMo 2's gradient norm in one process is 8e-8 off in other
+        """In fp32, for a few steps: rounding grows with them (OLMo 2's gradient norm is 8e-8 off in one process with other
         micro-batches after 3 steps, 2e-3 after 11)."""
         layout = LAYOUTS[self.layout]
         micro = SEQUENCES // layout.data_parallel // self.accum
