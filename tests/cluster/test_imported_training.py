@@ -59,8 +59,8 @@ class Drawn(NamedTuple):
 
     @property
     def case(self) -> Case:
-        """In fp32, for a few steps: rounding grows with them (OLMo 2's gradient norm is 8e-8 off in one process with other
-        micro-batches after 3 steps, 2e-3 after 11)."""
+        """In fp32, for a few steps, since rounding grows with them: in one process with other micro-batches OLMo 2's
+        gradient norm is 8e-8 off after 3 steps, and 2e-3 after 11."""
         layout = LAYOUTS[self.layout]
         micro = SEQUENCES // layout.data_parallel // self.accum
         layout = replace(layout, recompute=self.recompute, micro_batch_size=micro, grad_accum=self.accum)
