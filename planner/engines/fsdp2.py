@@ -39,6 +39,7 @@ from planner.parallelism.case import Case, once, once_a_unit
 from planner.parallelism.collectives import ideal_call
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
+from planner.spec.described import TOWER
 
 
 class UnitSizes(msgspec.Struct, frozen=True):
@@ -293,13 +294,21 @@ def _muon_calls(case: Case) -> list[Call]:
 
 
 def _by_axis(case: Case) -> Iterator[tuple[str, str, list[Weight]]]:
-    """(unit, axis, weights): experts are sharded over ranks of their own where they are split."""
+    """(unit, axis, weights) of what runs: experts are sharded over ranks of their own where they are split."""
     for unit in case.units():
+        if unit == TOWER:
+            continue
         by_axis: dict[str, list[Weight]] = {}
         for weight in case.units()[unit]:
             by_axis.setdefault(case.shard_axis(weight), []).append(weight)
         for axis, weights in by_axis.items():
             yield unit, axis, weights
+
+
+def _groups(case: Case, unit: str, weights: list[Weight]) -> int:
+    """How many units of FSDP2 these weights of one of ours are in: two where the root has the last norm."""
+    apart = unit == "tail" and case.model.described is not None and case.model.described.norm_apart
+    return len({len(weight.shape) > 1 for weight in weights}) if apart else 1
 
 
 def _call(case: Case, op: str, axis: str, unit: str, phase: str, count: Number, payload_bytes: Number) -> Call:
@@ -473,7 +482,8 @@ class Fsdp2(Engine):
                 zero.whole_bytes(padded(weight, case.shards(weight)), gathered_bytes_of(case, weight))
                 for weight in weights
             )
-            calls.append(_call(case, "all_gather", axis, unit, "forward", times * rounds, gathered_bytes * rounds))
+            count = times * rounds * _groups(case, unit, weights)
+            calls.append(_call(case, "all_gather", axis, unit, "forward", count, gathered_bytes * rounds))
             # The tail is never resharded after forward; the embedding is gathered for backward even when frozen.
             if layout.reshard_after_forward and unit != "tail":
                 calls.append(_call(case, "all_gather", axis, unit, "backward", times * rounds, gathered_bytes * rounds))
@@ -482,7 +492,7 @@ class Fsdp2(Engine):
                 continue
             element = reduced_element_bytes(case, fp32_reduce, unit)
             grads = times * sum(zero.whole_bytes(padded(weight, case.shards(weight)), element) for weight in trained)
-            count = times * reductions
+            count = times * reductions * _groups(case, unit, trained)
             calls.append(_call(case, "reduce_scatter", axis, unit, "backward", count, grads * reductions))
             if replicated:
                 shards = grads / case.shards(trained[0])

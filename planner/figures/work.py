@@ -36,6 +36,7 @@ from planner.parallelism.case import Case
 from planner.parallelism.expert import sent_once, tokens_once
 from planner.parallelism.recompute import recomputed_share, runs_again
 from planner.spec import Kernels, Moe
+from planner.spec.described import TOWER
 
 NORM_BYTES = {"eager-fp32": (24, 4), "native": (8, 4), "fused": (4, 2)}
 """(fixed, times the element) bytes a norm moves for each element: eager code casts, squares and scales in fp32."""
@@ -417,6 +418,8 @@ def _elementwise_bytes(case: Case, unit: str, split: Number) -> Number:
 
 
 def _end_work(case: Case, unit: str) -> Work:
+    if unit == TOWER:
+        return Work()
     parts, tokens, element = case.parts, case.tokens, element_bytes_of(case)
     if unit == "embed":
         looked_up = 2 * tokens * case.model.hidden * element

@@ -51,6 +51,32 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"n_routed_experts": 8, "moe_intermediate_size": 64},
 }
 """Of which no branch describes any, with the sizes that are other than `SIZES`."""
+TOWER = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "num_attention_heads": 2, "depth": 2,
+         "num_hidden_layers": 2, "patch_size": 14, "image_size": 56, "out_hidden_size": 512}  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}
+SEEING: dict[str, dict[str, Any]] = {
+    "gemma3": {"mm_tokens_per_image": 4, "image_token_index": 500, "boi_token_index": 501, "eoi_token_index": 502},
+    "internvl": {"image_token_id": 500},
+    "mistral3": {"image_token_index": 500},
+    "qwen2_5_vl": {"image_token_id": 500, "video_token_id": 501},
+    "qwen3_vl": {"image_token_id": 500, "video_token_id": 501},
+}
+"""Models with a tower beside the decoder, which is of `SIZES`; they are trained on text."""
+WIDER = {"hidden_size": 512, "num_attention_heads": 16, "num_key_value_heads": 4}
+DECODERS: dict[str, dict[str, Any]] = {
+    "gemma3": {"model_type": "gemma3_text", "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "internvl": {"model_type": "qwen2"},
+    "mistral3": {"model_type": "mistral"},
+    "qwen2_5_vl": {"model_type": "qwen2_5_vl_text", "rope_parameters": ROPE},
+    "qwen3_vl": {"model_type": "qwen3_vl_text", "rope_parameters": ROPE},
+}
+TOWERS: dict[str, dict[str, Any]] = {
+    "gemma3": {"model_type": "siglip_vision_model", "vision_use_head": False},
+    "internvl": {"model_type": "internvl_vision", "image_size": [56, 56], "patch_size": [14, 14]},
+    "mistral3": {"model_type": "pixtral", "head_dim": 32},
+    "qwen2_5_vl": {"model_type": "qwen2_5_vl", "fullatt_block_indexes": [1]},
+    "qwen3_vl": {"model_type": "qwen3_vl", "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+}
 
 
 class Drawn(NamedTuple):
@@ -65,7 +91,7 @@ class Drawn(NamedTuple):
         return f"{self.one.name}-{self.architecture}"
 
 
-EVERY = product(ENGINES, METHODS, PRECISIONS, ("none", "full"), ARCHITECTURES)
+EVERY = product(ENGINES, METHODS, PRECISIONS, ("none", "full"), (*ARCHITECTURES, *SEEING))
 ALL = {
     drawn.name: drawn
     for engine, method, precision, recompute, architecture in EVERY
@@ -75,7 +101,10 @@ ALL = {
 
 @cache
 def imported(architecture: str) -> ModelSpec:
-    raw = SIZES | ARCHITECTURES[architecture] | {"model_type": architecture}
+    raw = SIZES | ARCHITECTURES.get(architecture, {}) | {"model_type": architecture}
+    if architecture in SEEING:  # wider: FSDP2 sends the last norm apart, and calls under 1 KB are not counted
+        towers = {"text_config": SIZES | WIDER | DECODERS[architecture], "vision_config": TOWER | TOWERS[architecture]}
+        raw = SEEING[architecture] | towers | {"model_type": architecture}
     return spec_of(architecture, raw, config_of(raw), describe(raw, ("cpu",)))
 
 
@@ -89,6 +118,20 @@ def check(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", draws(ALL, SEED, 3))
 def test_an_imported_model_needs_what_was_planned(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path)
+
+
+SEE = {name: drawn for name, drawn in ALL.items() if drawn.architecture in SEEING}
+
+
+@pytest.mark.parametrize("name", draws(SEE, SEED, 1))
+def test_a_model_that_sees_needs_on_text_what_was_planned(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", draws(SEE, SEED, 12, 1))
+def test_more_models_that_see_need_on_text_what_was_planned(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
 
 
