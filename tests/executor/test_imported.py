@@ -59,7 +59,7 @@ IN_CI = Random(29).sample(EVERY, 6)
 
 def default_config(kind: str) -> dict[str, Any]:
     """A type's default configuration, as a config.json says it."""
-    raw: dict[str, Any] = CONFIG_MAPPING[kind]().to_dict()
+    raw: dict[str, Any] = CONFIG_MAPPING[kind](architectures=[MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]).to_dict()
     return {key: value for key, value in raw.items() if key not in ("transformers_version", "dtype")}
 
 
