@@ -15,6 +15,7 @@ import msgspec
 from planner.basics.arith import Number, is_column, maximum
 from planner.basics.formula import formula
 from planner.engines import engine_of
+from planner.figures.beside import element_bytes_of
 from planner.figures.comm import Traffic, collective_seconds, traffic
 from planner.figures.kernels.products import Device
 from planner.figures.kernels.products import device_of as chip_of
@@ -29,7 +30,7 @@ from planner.figures.kernels.step import (
     least_seconds,
 )
 from planner.figures.tensorhiding import hidden_of
-from planner.figures.work import Load, Work, element_bytes_of, work_categories
+from planner.figures.work import Load, Work, work_categories
 from planner.parallelism.case import Case
 from planner.spec.calibration import Calibration, Coefficients, ComputeCoefficients
 from planner.spec.described import TOWER

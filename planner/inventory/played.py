@@ -261,6 +261,12 @@ def play_layer(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     return player.place(program.output)
 
 
+def given_tables(run: ModelPass, kind: str) -> tuple[Tensor, ...]:
+    """Of what all layers share, what a layer of a kind is called with."""
+    given = program_of(described_of(run.model), run.compute, kind).given
+    return run.table if given is None else tuple(run.table[place] for place in given)
+
+
 def play_tail(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """What the head reads, and what makes the logits that the loss reads of those that the head gave. Lets go of x."""
     program = program_of(described_of(model), compute, "tail")

@@ -130,7 +130,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One unit's forward in one number format on one kind of device.
 
     `output` is the place in the graph that it returns. `returned` are storages that a loop over layers has until the
-    next one returns, `held` those that wait until the model's forward is over. `moved` and `moved_back` are the bytes
+    next one returns, `held` those that wait until the model's forward is over. `given` are those of the embedding's
+    `shared` storages that the model calls the layer with, counted from 0: a checkpoint of the layer keeps them (None:
+    all). `moved` and `moved_back` are the bytes
     that operations other than products move, `starts` and `starts_back` how many operations there are: one number, or
     the terms of a polynomial of batch and length where some are in the `loop`.
     """
@@ -140,6 +142,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shared: tuple[int, ...] = ()
     returned: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
+    given: tuple[int, ...] | None = None
     moved: ByteCount = 0.0
     moved_back: ByteCount = 0.0
     starts: int | tuple[float, ...] = 0
@@ -186,7 +189,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     too. `shared` are weights beside the token table that several modules hold. `norm_apart` says whether FSDP2 leaves
     the last norm to the root, since Accelerate looks for it among the children of the model's body alone, `adapts`
     whether programs say what it does with its weights frozen, `recomputes` whether Transformers can recompute its
-    layers, `padded` whether it needs its token of padding to be built.
+    layers, `padded` whether it needs its token of padding to be built, `remote_code` whether its classes are of code in
+    its folder, and not of Transformers.
     """
 
     config: dict[str, Any]
@@ -202,6 +206,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     adapts: bool = True
     recomputes: bool = True
     padded: bool = False
+    remote_code: bool = False
     multiple_of: int = 1
     shortest: int = 1
     longest: int = 0

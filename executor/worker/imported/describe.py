@@ -6,12 +6,18 @@ Not here: one recording (record.py), or the programs of units (programs.py).
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from itertools import groupby, takewhile
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -43,6 +49,7 @@ from planner.spec.described import (
     OtherProduct,
     Program,
 )
+from planner.spec.importing import TRUSTED
 
 VARIANTS: dict[str, tuple[torch.dtype, bool]] = {
     "mixed": (torch.float32, True),
@@ -57,27 +64,30 @@ LISTED = ("layer_types", "layers_block_type", "block_types")
 LEFT_OUT = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "_name_or_path")
 """Keys of a config.json that name code, or where to fetch it."""
 MOST_LAYERS = 2000
-SHORT = 2
-"""Layers of the small model from the last that is described on: that one, and one after it."""
 MOST_KINDS = 8
 """Kinds of layers that a description may have."""
 
 
-def config_of(raw: dict[str, Any]) -> Any:
-    """Transformers' configuration of a decoded config.json. What would choose code, or fetch it, is left out."""
+def config_of(raw: dict[str, Any], folder: Path | None = None) -> Any:
+    """Transformers' configuration of a decoded config.json. What would choose code, or fetch it, is left out, but for
+    the code of a `folder` that is trusted."""
     from transformers import AutoConfig
 
     kind = raw.get("model_type")
     try:
+        if folder is not None:
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=True)
         kept = {key: deepcopy(value) for key, value in raw.items() if key not in LEFT_OUT}  # which it may write to
         return AutoConfig.for_model(**kept)
     except Exception as error:
         raise NotDescribed(f"Transformers cannot read its configuration ({kind}): {first_line(error)}") from None
 
 
-def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described:
-    """The description of a config.json's language model, as it trains on text."""
+def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path | None = None) -> Described:
+    """The description of a config.json's language model as it trains on text, of the code in `folder` where that is
+    trusted."""
     import transformers
+    from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -86,69 +96,54 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
     if raw.get("quantization_config") is not None:
         raise NotDescribed("its weights are quantized, and those of the model before it was are needed")
     kind = raw.get("model_type")
-    decodes = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    if (what := other_than_causal(raw, decodes=decodes)) is not None:
+    known = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or folder is not None
+    if (what := other_than_causal(raw, decodes=known)) is not None:
         raise NotDescribed(sentence(kind, what))
-    config = config_of(raw)
-    if not decodes:
+    if not known and "auto_map" in raw:
+        raise NotDescribed(f"it is code of its folder; executor import DIR {TRUSTED} runs that")
+    configured = partial(config_of, raw, folder)
+    config = configured()
+    if not known:
         raise NotDescribed(f"{kind} is no causal language model of Transformers")
     text = decoder_config(config)
     count = getattr(text, layer_key(text), None)
     if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
         raise NotDescribed(f"{layer_key(text)} is {count}, and must be 1 to {MOST_LAYERS}")
-    padded = False
+    build = partial(built, padded=False, trusted=folder is not None)
     with torch.device("meta"):
-        whole = built(config, torch.bfloat16)
-        if counts_from_padding(whole):
-            config, padded = config_of(raw), True
-            whole = built(config, torch.bfloat16, padded=True)
+        whole = build(config, torch.bfloat16)
+        if padded := counts_from_padding(whole):
+            build = partial(build, padded=True)
+            whole = build(configured(), torch.bfloat16)
     path, layers = layers_of(whole)
     kinds = kinds_of(layers, text)
     places = places_of(kinds)
-    few = of_layers(config_of(raw), min(max(places.values()) + SHORT, count))
-    towers = towers_of(whole)
-    programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *places)}
-    names = names_of(whole, path, places, towers)
-    weights = {unit: weights_of(whole, names[unit]) for unit in names}
+    names = names_of(whole, path, places)
+    weights = {unit: weights_of(whole, found) for unit, found in names.items()}
     if is_tied(whole):
         weights["embed"] = ()
-    found: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
-    unused: tuple[str, ...] = ()
-    adapts = True
-    failed: list[CodeFails] = []
-    lengths: RecordedLengths | None = None
-    for device in devices:
-        for variant, (dtype, autocast) in VARIANTS.items():
-            with fake_device(cuda=device == "cuda"):
-                model = built(few, dtype, padded=padded)
-                try:
-                    lengths = lengths or lengths_of(model)
-                    runs = recordings(model, lengths, autocast=autocast)
-                except CodeFails as error:
-                    failed.append(error)  # of a number format that its code does not take
-                    continue
-                unused = unused_weights(model, runs.every, names[TOWER])
-                adapts = adapts and runs.frozen is not None
-            for unit in programs:
-                key = (unit if unit in ("embed", "tail") else "layer", places.get(unit, 0))
-                made, programs[unit][f"{variant}-{device}"] = runs.program(key, names[unit])
-                experts = any(one.use == "expert" for one in weights[unit])
-                found.setdefault(unit, made.products(experts=experts))
-    if failed and not found:
-        raise failed[0]
-    assert lengths is not None
+    experts = frozenset(unit for unit, found in weights.items() if any(one.use == "expert" for one in found))
+    few, spots = few_layers(configured, build, layers, places)
+    with uncollected():
+        every = _on_each(devices, partial(recorded_on, partial(build, few), spots, experts))
+    first = every[0]
+    programs = {
+        unit: {name: one for made in every for name, one in made.programs[unit].items()} for unit in first.programs
+    }
+    if any(made.lengths != first.lengths for made in every):
+        raise NotDescribed("its lengths are others on a CPU than on a GPU")
     if not any(step.weight for program in programs["tail"].values() for step in program.steps):
         raise NotDescribed("its head is no linear module that takes all tokens alike")
     units = {
         unit: DescribedUnit(
-            weights=_marked(whole, names[unit], weights[unit], unused),
+            weights=_marked(whole, names[unit], weights[unit], every[-1].unused),
             programs=programs[unit],
-            attention=found[unit][0],
-            products=found[unit][1],
+            attention=first.products[unit][0],
+            products=first.products[unit][1],
         )
         for unit in programs
     }
-    if towers:
+    if weights[TOWER]:
         units[TOWER] = DescribedUnit(weights=tuple(replace(one, use="unused") for one in weights[TOWER]), programs={})
     return Described(
         config=raw,
@@ -156,28 +151,113 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         units=units,
         layer_class=type(layers[0]).__name__,
         runs=tuple((kind, len(list(group))) for kind, group in groupby(kinds)),
-        multiple_of=lengths.multiple,
-        shortest=lengths.shortest,
-        longest=lengths.longest(text),
-        unused=unused,
-        towers=towers,
+        multiple_of=first.lengths.multiple,
+        shortest=first.lengths.shortest,
+        longest=first.lengths.longest(text),
+        unused=every[-1].unused,
+        towers=towers_of(whole),
         norm_apart=norm_apart(whole),
         shared=shared_weights(whole),
-        adapts=adapts,
+        adapts=all(made.adapts for made in every),
         recomputes=can_recompute(whole),
         padded=padded,
+        remote_code=folder is not None and kind not in CONFIG_MAPPING,
     )
 
 
-def built(config: Any, dtype: torch.dtype, *, padded: bool = False) -> Any:
-    """The model of a configuration, whose weights nothing fills, with its token of padding where it is `padded`."""
+class OnDevice(NamedTuple):
+    """What is recorded of a model on one kind of device: the lengths; by unit its programs in each number format, and
+    attention and products beside linear modules; the weights that no gradient is made of; whether adapters' programs
+    are those of frozen weights."""
+
+    lengths: RecordedLengths
+    programs: dict[str, dict[str, Program]]
+    products: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]]
+    unused: tuple[str, ...]
+    adapts: bool
+
+
+def recorded_on(
+    build: Callable[[torch.dtype], Any], spots: Mapping[str, int], experts: Collection[str], device: str
+) -> OnDevice:
+    """Recordings of a small model's units on a kind of device, in each number format that its code takes: of its ends,
+    and of the layers at `spots`. `experts` are the units that have weights of experts."""
+    lengths: RecordedLengths | None = None
+    programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *spots)}
+    products: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
+    unused: tuple[str, ...] = ()
+    adapts = True
+    failed: list[CodeFails] = []
+    for variant, (dtype, autocast) in VARIANTS.items():
+        with fake_device(cuda=device == "cuda"):
+            model = build(dtype)
+            names = names_of(model, layers_of(model)[0], spots)
+            try:
+                lengths = lengths or lengths_of(model)
+                runs = recordings(model, lengths, autocast=autocast)
+            except CodeFails as error:
+                failed.append(error)  # of a number format that its code does not take
+                continue
+            unused = unused_weights(model, runs.every, names[TOWER])
+            adapts = adapts and runs.frozen is not None
+        for unit in programs:
+            key = (unit if unit in ENDS else "layer", spots.get(unit, 0))
+            made, programs[unit][f"{variant}-{device}"] = runs.program(key, names[unit])
+            products.setdefault(unit, made.products(experts=unit in experts))
+    if lengths is None or not products:
+        raise failed[0]
+    return OnDevice(lengths, programs, products, unused, adapts)
+
+
+def _on_each(devices: Sequence[str], made: Callable[[str], OnDevice]) -> list[OnDevice]:
+    """What is made on each kind of device, where there are several in a process for each: they share nothing, and one
+    takes half of an import's time."""
+    if len(devices) == 1:
+        return [made(devices[0])]
+    with ProcessPoolExecutor(len(devices), multiprocessing.get_context("fork")) as pool:
+        return list(pool.map(made, devices))
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """While entered, Python looks for no cycles: it would walk all recordings each time, for a fifth of an import's
+    time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def few_layers(
+    configured: Callable[[], Any], build: Callable[..., Any], layers: nn.ModuleList, places: Mapping[str, int]
+) -> tuple[Any, dict[str, int]]:
+    """The configuration of a small model, and where in it the layers at `places` are: it has the first of `layers`,
+    these, and one after the last; or, where no list of the configuration says what each layer is, all to that one."""
+    last = min(max(places.values()) + 1, len(layers) - 1)
+    chosen = sorted({0, *places.values(), last})
+    for picked in (chosen, list(range(last + 1))):
+        few = of_layers(configured(), picked)
+        with torch.device("meta"):
+            found = layers_of(build(few, torch.bfloat16))[1]
+        if [*map(_signature, found)] == [_signature(layers[place]) for place in picked]:
+            break
+    return few, {kind: picked.index(place) for kind, place in places.items()}
+
+
+def built(config: Any, dtype: torch.dtype, *, padded: bool = False, trusted: bool = False) -> Any:
+    """The model of a configuration, which is left as it is. Nothing fills its weights. It has its token
+    of padding where it is `padded`, and its class may be one of its folder's code where that is `trusted`."""
     from transformers.initialization import no_init_weights
 
+    config = deepcopy(config)
     if not padded:
         without_padding(config)
     try:
         with no_init_weights():
-            model = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=False)
+            model = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trusted)
     except Exception as error:
         raise NotDescribed(f"Transformers cannot build it: {first_line(error)}") from None
     model.tie_weights()
@@ -254,10 +334,10 @@ def norm_apart(model: Any) -> bool:
     return body is None or not any("Norm" in type(child).__name__ for child in body.children())
 
 
-def names_of(model: Any, path: str, places: dict[str, int], towers: Collection[str]) -> dict[str, dict[str, str]]:
+def names_of(model: Any, path: str, places: Mapping[str, int]) -> dict[str, dict[str, str]]:
     """By unit, the names of its weights in the small model and in the unit."""
     tied = is_tied(model)
-    starts = tuple(f"{tower}." for tower in towers)
+    starts = tuple(f"{tower}." for tower in towers_of(model))
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     order = [name for name, _ in model.named_parameters()]
     before = set(takewhile(lambda name: not name.startswith(f"{path}."), order))

@@ -6,7 +6,7 @@ Not here: one recording (record.py), or what is made of several (recorded.py, lo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -68,26 +68,34 @@ def lengths_of(model: Any) -> RecordedLengths:
     """The lengths to record of a model: of the smallest multiple at which its forward's sizes are polynomials, so that
     those at three lengths foretell those at one far beyond them. Enter `fake_device` first."""
     runs = _Forwards(model)
-    refusal: NotDescribed | None = None
-    for multiple in _multiples(model.config.get_text_config()):
+    named = _named_multiples(model.config.get_text_config())
+    refusals: list[NotDescribed] = []
+
+    def found(multiple: int) -> RecordedLengths | None:
         try:
             return _lengths(runs, multiple)
         except EachPosition:
             raise
         except NotDescribed as error:
-            refusal = refusal or error
-    assert refusal is not None
-    raise refusal
+            refusals.append(error)
+            return None
+
+    every = (1, *named, *sorted({*PADS} - {*named}))
+    best = next(filter(None, map(found, every)), None)
+    if best is None:
+        raise refusals[0]
+    while below := [one for one in every if 1 < one < best.multiple and best.multiple % one == 0]:
+        smaller = found(max(below))
+        if smaller is None:
+            break
+        best = smaller
+    return best
 
 
-def _multiples(config: Any) -> Iterator[int]:
-    named = {
-        value
-        for key, value in vars(config).items()
-        if ("chunk" in key or "block" in key) and type(value) is int and 1 < value <= MOST_PADDED
-    }
-    yield 1
-    yield from sorted({*named, *PADS})
+def _named_multiples(config: Any) -> list[int]:
+    """Numbers of a configuration that may be chunks of its layers."""
+    values = {value for key, value in vars(config).items() if "chunk" in key or "block" in key if type(value) is int}
+    return sorted(value for value in values if 1 < value <= MOST_PADDED)
 
 
 class EachPosition(NotDescribed):

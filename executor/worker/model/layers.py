@@ -6,6 +6,7 @@ Not here: what is done to them.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -40,16 +41,16 @@ def layer_key(text: Any) -> str:
     return next((key for key in ("num_decoder_layers", "decoder_layers") if key in vars(text)), "num_hidden_layers")
 
 
-def of_layers(config: Any, layers: int) -> Any:
-    """A configuration cut to its first layers, and all that it lists for each layer."""
+def of_layers(config: Any, layers: Sequence[int]) -> Any:
+    """A configuration with some of its layers, and of all that it lists for each layer those."""
     text = decoder_config(config)
     key = layer_key(text)
     before = getattr(text, key)
-    if layers != before:
+    if len(layers) != before:
         for name, value in list(vars(text).items()):
             if isinstance(value, list) and len(value) == before:
-                setattr(text, name, value[:layers])
-        setattr(text, key, layers)
+                setattr(text, name, [value[place] for place in layers])
+        setattr(text, key, len(layers))
     return config
 
 

@@ -136,7 +136,7 @@ def model_config(plan: Plan) -> Any:
         config = AutoConfig.for_model(**plan.model.described.config | {"use_cache": False})
         if not plan.model.described.padded:
             without_padding(config)
-        return of_layers(config, plan.model.layers)
+        return of_layers(config, range(plan.model.layers))
     return transformers_config(plan.model, plan.job.seq_len)
 
 
