@@ -62,6 +62,18 @@ def described_weights(model: ModelSpec, unit: str) -> tuple[Weight, ...]:
     )
 
 
+def described_first(model: ModelSpec) -> tuple[Weight, ...]:
+    """What stands before the layers, of a tied table's unit what is read there; the token table first."""
+    described = described_of(model)
+    if not model.tied:
+        return described_weights(model, "embed")
+    program = next(iter(described.units["embed"].programs.values()))
+    read = {one for step in program.steps if step.node is not None for one in step.node.reads if isinstance(one, str)}
+    found = [one for one in described_weights(model, "tail") if one.name in read]
+    table = embedding_name(described)
+    return tuple(sorted(found, key=lambda one: one.name != table))
+
+
 def described_order(model: ModelSpec, unit: str) -> dict[str, tuple[int, int]]:
     """Weights of a layer in the order they are used: their place, and the tensor that is read with them, counted along
     the way."""
