@@ -16,7 +16,14 @@ from planner.inventory.compute import Compute
 from planner.inventory.names import names_of
 from planner.inventory.narrow import NF4
 from planner.inventory.ops import cast, unpacked
-from planner.inventory.played import described_first, described_weights, head_weight, play_embedding, play_tail, shared_tables
+from planner.inventory.played import (
+    described_first,
+    described_weights,
+    head_weight,
+    play_embedding,
+    play_tail,
+    shared_tables,
+)
 from planner.inventory.tape import LOGITS, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import Kernels, ModelSpec
