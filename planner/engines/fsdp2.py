@@ -41,6 +41,7 @@ from planner.parallelism.case import Case, once, once_a_unit
 from planner.parallelism.collectives import ideal_call
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
+from planner.spec.described import TOWER
 
 
 class UnitSizes(msgspec.Struct, frozen=True):
@@ -295,8 +296,10 @@ def _muon_calls(case: Case) -> list[Call]:
 
 
 def _by_axis(case: Case) -> Iterator[tuple[str, str, list[Weight]]]:
-    """(unit, axis, weights): experts are sharded over ranks of their own where they are split."""
+    """(unit, axis, weights) of what runs: experts are sharded over ranks of their own where they are split."""
     for unit in case.units():
+        if unit == TOWER:
+            continue
         by_axis: dict[str, list[Weight]] = {}
         for weight in case.units()[unit]:
             by_axis.setdefault(case.shard_axis(weight), []).append(weight)
@@ -314,6 +317,12 @@ def _skipped(case: Case, unit: str) -> int:
     adapted = {kind for kind in kinds if any(weight.trainable for weight in case.units().get(kind, ()))}
     first = next((place for place, kind in enumerate(kinds) if kind in adapted), 0)
     return (("embed", *kinds)[:first]).count(unit)
+
+
+def _groups(case: Case, unit: str, weights: list[Weight]) -> int:
+    """How many units of FSDP2 these weights of one of ours are in: two where the root has the last norm."""
+    apart = unit == "tail" and case.model.described is not None and case.model.described.norm_apart
+    return len({len(weight.shape) > 1 for weight in weights}) if apart else 1
 
 
 def _call(case: Case, op: str, axis: str, unit: str, phase: str, count: Number, payload_bytes: Number) -> Call:
@@ -487,7 +496,8 @@ class Fsdp2(Engine):
                 zero.whole_bytes(padded(weight, case.shards(weight)), gathered_bytes_of(case, weight))
                 for weight in weights
             )
-            calls.append(_call(case, "all_gather", axis, unit, "forward", times * rounds, times * gathered_bytes))
+            count = times * rounds * _groups(case, unit, weights)
+            calls.append(_call(case, "all_gather", axis, unit, "forward", count, times * gathered_bytes))
             # The tail is never resharded after forward; the embedding is gathered for backward even when frozen.
             again = times - _skipped(case, unit)
             if layout.reshard_after_forward and unit != "tail" and (is_column(again) or again):
@@ -497,7 +507,7 @@ class Fsdp2(Engine):
                 continue
             element = reduced_element_bytes(case, fp32_reduce, unit)
             grads = times * sum(zero.whole_bytes(padded(weight, case.shards(weight)), element) for weight in trained)
-            count = times * reductions
+            count = times * reductions * _groups(case, unit, trained)
             calls.append(_call(case, "reduce_scatter", axis, unit, "backward", count, grads * reductions))
             if replicated:
                 shards = grads / case.shards(trained[0])

@@ -33,6 +33,7 @@ from planner.inventory import Weight, ends, is_layer, second_products
 from planner.inventory.names import names_of
 from planner.parallelism.case import Case
 from planner.parallelism.recompute import recomputed_share, runs_again
+from planner.spec.described import TOWER
 
 IN_ONE_KERNEL = ("fused-linear", "linear-chunked", "recomputed")
 LOSS_BYTES = {"eager-fp32": 28, "shifted-fp32": 44, "native": 16, "megatron": 16} | {
@@ -287,6 +288,8 @@ def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:
 
 
 def _end_work(case: Case, unit: str) -> Work:
+    if unit == TOWER:
+        return Work()
     parts, tokens, element = case.parts, case.tokens, element_bytes_of(case)
     if unit == "embed":
         looked_up = 2 * tokens * case.model.hidden * element

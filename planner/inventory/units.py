@@ -16,15 +16,17 @@ from planner.inventory.ends import embedding_weight, first_weights, tail_weights
 from planner.inventory.lora import adapter_weights, magnitude
 from planner.inventory.mlp import is_router
 from planner.inventory.packaged import adapters_of
+from planner.inventory.played import described_weights
 from planner.inventory.tensors import Weight
 from planner.spec import Lora, ModelSpec
+from planner.spec.described import TOWER
 
 COPY = ".modules_to_save"
 """How the name of a trained copy of a module's weight ends."""
 LAYERS = ("dense", "layer")
 """Kinds of layers of a family that is written by hand: leading dense layers of a mixture of experts; all others."""
-ENDS = ("embed", "tail", "loss", "root")
-"""What comes before and after the layers: the embedding, norm and head, the loss; FSDP1's root has the first two."""
+ENDS = ("embed", "tail", "loss", "root", TOWER)
+"""What is beside the layers: the embedding, norm and head, the loss; FSDP1's root has the first two; towers."""
 
 
 def is_layer(unit: str) -> bool:
@@ -67,6 +69,8 @@ def unit_weights(model: ModelSpec, lora: Lora | None = None) -> dict[str, tuple[
         **{kind: layer_weights(model, kind) if repeats(model, kind) else () for kind in layer_kinds(model)},
         "tail": (*(first_weights(model) if model.tied else ()), *tail_weights(model)),
     }
+    if towers := described_weights(model, TOWER) if model.described is not None else ():
+        units[TOWER] = towers
     if lora is None:
         return units
     compute = Compute(weight_bytes=0, element_bytes=0, lora=lora)

@@ -22,6 +22,9 @@ VARIANTS = tuple(f"{numbers}-{device}" for device in DEVICES_RECORDED for number
 """Programs that each unit has: number formats ("mixed" has fp32 weights under autocast, "adapted" 16-bit ones under
 autocast, "pure" all in 16 bits) on a GPU and on a CPU."""
 
+TOWER = "tower"
+"""The unit of the towers' weights."""
+
 INPUT = -1
 """The storage that a unit is given; storage -2 - k is the k-th of those that all layers share."""
 
@@ -174,17 +177,20 @@ class DescribedUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
-    """Units by name ("embed", one for each kind of layer, "tail"), how the trainer builds the model (`config`, as in a
-    config.json), with which version of Transformers it was recorded, the class of a layer, and the kinds of its layers
-    in order: `runs` of (kind, layers). Without `runs` the first `dense_layers` are of kind "dense", the others of kind
-    "layer".
+    """Units by name ("embed", one for each kind of layer, "tail", and "tower" where there are any), how the trainer
+    builds the model (`config`, as in a config.json), with which version of Transformers it was recorded, the class of
+    a layer, and the kinds of its layers in order: `runs` of (kind, layers). Without `runs` the first `dense_layers` are
+    of kind "dense", the others of kind "layer".
 
     Sizes hold at lengths that are a multiple of `multiple_of`, to which layers that work on chunks of a sequence
     pad others, from `shortest` to `longest` (0: without end). `unused` are weights that take no part in the loss,
-    by their names in the model with * for the layer: the trainer freezes them. `shared` are weights beside the
-    token table that several modules hold. `adapts` says whether programs say what it does with its weights frozen,
-    `recomputes` whether Transformers can recompute its layers, `padded` whether it needs its token of padding to be
-    built, `remote_code` whether its classes are of code in its folder, and not of Transformers.
+    by their names in the model with * for the layer: the trainer freezes them. `towers` are modules beside the
+    decoder, by name with their classes, which see or hear: text alone leaves them out, and the trainer freezes them
+    too. `shared` are weights beside the token table that several modules hold. `norm_apart` says whether FSDP2 leaves
+    the last norm to the root, since Accelerate looks for it among the children of the model's body alone, `adapts`
+    whether programs say what it does with its weights frozen, `recomputes` whether Transformers can recompute its
+    layers, `padded` whether it needs its token of padding to be built, `remote_code` whether its classes are of code in
+    its folder, and not of Transformers.
     """
 
     config: dict[str, Any]
@@ -194,7 +200,9 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     dense_layers: int = 0
     runs: tuple[tuple[str, int], ...] = ()
     unused: tuple[str, ...] = ()
+    towers: dict[str, str] = {}
     shared: tuple[str, ...] = ()
+    norm_apart: bool = False
     adapts: bool = True
     recomputes: bool = True
     padded: bool = False

@@ -27,7 +27,7 @@ from planner.basics.errors import PlannerError, refusing
 from planner.basics.output import write_whole
 from planner.basics.saying import say
 from planner.spec import ModelSpec
-from planner.spec.described import INPUT, SCHEMA, VARIANTS, AutogradStep, Described, Free, Give, Loop, Program
+from planner.spec.described import INPUT, SCHEMA, TOWER, VARIANTS, AutogradStep, Described, Free, Give, Loop, Program
 from planner.spec.described_file import packed, unpacked
 from planner.spec.loops import lengthened
 from planner.spec.model_rules import check_model
@@ -114,6 +114,8 @@ def check_described(described: Described, layers: int, where: str) -> None:
     if described.multiple_of < 1 or described.shortest < 1:
         raise PlannerError(f"{where}: multiple_of", described.multiple_of, "must be at least 1", "Make it again")
     for unit, found in described.units.items():
+        if unit == TOWER:
+            continue
         programs, others = found.programs.keys(), described.units["tail"].programs.keys()
         for variant in (programs ^ others) | (programs - set(VARIANTS)) if programs else set(VARIANTS):
             raise PlannerError(f"{where}: {unit}.{variant}", None, "is missing", "Make it again: executor import")

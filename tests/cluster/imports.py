@@ -64,6 +64,33 @@ SLOW = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "qwen3_next")
 """Those whose import takes longest: chunks of a sequence."""
 MIXTURES = ("glm4_moe", "granitemoehybrid", "llama4_text", "mimo_v2_flash", "qwen3_next")
 """Those that no ZeRO is launched with, and whose experts bitsandbytes does not pack."""
+TOWER = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "num_attention_heads": 2, "depth": 2,
+         "num_hidden_layers": 2, "patch_size": 14, "image_size": 56}  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}
+SEEING: dict[str, dict[str, Any]] = {
+    "gemma3": {"mm_tokens_per_image": 4, "image_token_index": 500, "boi_token_index": 501, "eoi_token_index": 502},
+    "internvl": {"image_token_id": 500},
+    "mistral3": {"image_token_index": 500},
+    "qwen2_5_vl": {"image_token_id": 500, "video_token_id": 501},
+    "qwen3_vl": {"image_token_id": 500, "video_token_id": 501},
+}
+"""Models with a tower beside the decoder, which is of `SIZES`; they are trained on text."""
+WIDER: dict[str, Any] = {"hidden_size": 512, "num_attention_heads": 16, "num_key_value_heads": 4}
+"""Under FSDP2, which sends the last norm apart: calls under 1 KB are not counted."""
+DECODERS: dict[str, dict[str, Any]] = {
+    "gemma3": {"model_type": "gemma3_text", "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "internvl": {"model_type": "qwen2"},
+    "mistral3": {"model_type": "mistral"},
+    "qwen2_5_vl": {"model_type": "qwen2_5_vl_text", "rope_parameters": ROPE},
+    "qwen3_vl": {"model_type": "qwen3_vl_text", "rope_parameters": ROPE},
+}
+TOWERS: dict[str, dict[str, Any]] = {
+    "gemma3": {"model_type": "siglip_vision_model", "vision_use_head": False},
+    "internvl": {"model_type": "internvl_vision", "image_size": [56, 56], "patch_size": [14, 14]},
+    "mistral3": {"model_type": "pixtral", "head_dim": 32},
+    "qwen2_5_vl": {"model_type": "qwen2_5_vl", "fullatt_block_indexes": [1]},
+    "qwen3_vl": {"model_type": "qwen3_vl", "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+}
 FORMATS: dict[Precision, tuple[str, ...]] = {
     "fp32": ("fp32",),
     "bf16": ("mixed", "adapted", "pure"),
@@ -72,18 +99,26 @@ FORMATS: dict[Precision, tuple[str, ...]] = {
 """The number formats that a run computes in, by its precision."""
 
 
+def seeing(architecture: str, *, wide: bool) -> dict[str, Any]:
+    """The configuration of a model with a tower."""
+    text = SIZES | (WIDER if wide else {}) | DECODERS[architecture]
+    tower = TOWER | TOWERS[architecture] | {"out_hidden_size": text["hidden_size"]}
+    return SEEING[architecture] | {"text_config": text, "vision_config": tower}
+
+
 @cache
-def imported(architecture: str, precision: Precision) -> ModelSpec:
+def imported(architecture: str, precision: Precision, *, wide: bool = False) -> ModelSpec:
     """The model, with what a run in one precision asks of its description."""
-    raw = SIZES | ARCHITECTURES[architecture] | {"model_type": architecture}
+    raw = seeing(architecture, wide=wide) if architecture in SEEING else SIZES | ARCHITECTURES[architecture]
+    raw |= {"model_type": architecture}
     formats = {name: describing.VARIANTS[name] for name in FORMATS[precision]}
     with mock.patch.object(describing, "VARIANTS", formats):
         return spec_of(architecture, raw, config_of(raw), describe(raw, ("cpu",)))
 
 
-def imported_case(architecture: str, layout: Layout, job: TrainingJob) -> Case:
+def imported_case(architecture: str, layout: Layout, job: TrainingJob, *, wide: bool = False) -> Case:
     """A case of it; adapters are on the model's own modules, and its sequences as long as it takes."""
-    model = imported(architecture, job.precision)
+    model = imported(architecture, job.precision, wide=wide)
     adapters = None if job.adapters is None else replace(job.adapters, targets=default_lora(model).targets)
     described = model.described
     assert described is not None

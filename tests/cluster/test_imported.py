@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from combinations import Combination
-from imports import ARCHITECTURES, MIXTURES, SLOW, imported_case
+from imports import ARCHITECTURES, MIXTURES, SEEING, SLOW, imported_case
 from pairs import check_needs, draws, run
 
 from planner.spec.job import Method, Precision
@@ -50,16 +50,29 @@ def every(architectures: tuple[str, ...]) -> dict[str, Drawn]:
 
 QUICK = every(tuple(name for name in ARCHITECTURES if name not in SLOW))
 IN_CHUNKS = every(SLOW)
+SEE = every(tuple(SEEING))
 
 
 def check(drawn: Drawn, folder: Path) -> None:
-    case = imported_case(drawn.architecture, drawn.one.layout, drawn.one.job)
+    wide = drawn.architecture in SEEING and drawn.one.engine == "fsdp2"
+    case = imported_case(drawn.architecture, drawn.one.layout, drawn.one.job, wide=wide)
     check_needs(run(case.plan, folder), LARGEST_PEAK_ERROR_PERCENT)
 
 
 @pytest.mark.parametrize("name", draws(QUICK, SEED, 3))
 def test_an_imported_model_needs_what_was_planned(name: str, tmp_path: Path) -> None:
     check(QUICK[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", draws(SEE, SEED, 1))
+def test_a_model_that_sees_needs_on_text_what_was_planned(name: str, tmp_path: Path) -> None:
+    check(SEE[name], tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", draws(SEE, SEED, 12, 1))
+def test_more_models_that_see_need_on_text_what_was_planned(name: str, tmp_path: Path) -> None:
+    check(SEE[name], tmp_path)
 
 
 @pytest.mark.long

@@ -21,7 +21,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 from transformers import CONFIG_MAPPING, dynamic_module_utils
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from executor.backends.common import TRAINER
 from executor.cli import executor
@@ -62,11 +65,16 @@ EVERY = [
     if one[1:3] != ("fsdp2", "bf16")  # the program of pure-bf16; where a table is larger than a layer FSDP2's last
 ]  # reduction is not planned, of families that are written by hand neither
 IN_CI = Random(29).sample(EVERY, 6)
+SEEING = ("internvl", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl")
+"""Types of models that see, which are trained on text."""
+SEE = list(product(SEEING, SPLITS, ("pure-bf16",), ("none", "full")))
+SEE_IN_CI = Random(30).sample(SEE, 2)
 
 
 def default_config(kind: str) -> dict[str, Any]:
     """A type's default configuration, as a config.json says it."""
-    raw: dict[str, Any] = CONFIG_MAPPING[kind]().to_dict()
+    names = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    raw: dict[str, Any] = CONFIG_MAPPING[kind](architectures=[names[kind]]).to_dict()
     return {key: value for key, value in raw.items() if key not in ("transformers_version", "dtype")}
 
 
@@ -77,7 +85,7 @@ def described(raw: dict[str, Any], variant: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("kind", "split", "precision", "recompute"),
-    [pytest.param(*one, marks=() if one in IN_CI else pytest.mark.long) for one in EVERY],
+    [pytest.param(*one, marks=() if one in IN_CI + SEE_IN_CI else pytest.mark.long) for one in EVERY + SEE],
 )
 def test_peak_of_a_described_model_is_that_of_a_trace_at_other_sizes(
     kind: str, split: str, precision: Precision, recompute: str, monkeypatch: pytest.MonkeyPatch

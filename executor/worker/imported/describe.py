@@ -23,10 +23,11 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from executor.worker.imported.lengths import RecordedLengths, lengths_of, recordings
+from executor.worker.imported.lengths import DYNAMIC, RecordedLengths, lengths_of, recordings
 from executor.worker.imported.record import CodeFails, NotDescribed, fake_device, first_line, is_linear, layers_of
 from executor.worker.imported.recorded import Recorded
 from executor.worker.model.layers import (
+    auto_class,
     can_recompute,
     counts_from_padding,
     decoder_config,
@@ -41,6 +42,7 @@ from planner.inventory.units import ENDS
 from planner.spec.causal import other_than_causal, sentence
 from planner.spec.described import (
     DEVICES_RECORDED,
+    TOWER,
     Attend,
     Described,
     DescribedUnit,
@@ -79,15 +81,19 @@ def config_of(raw: dict[str, Any], folder: Path | None = None) -> Any:
 
 
 def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path | None = None) -> Described:
-    """The description of a config.json's causal language model, of the code in `folder` where that is trusted."""
+    """The description of a config.json's language model as it trains on text, of the code in `folder` where that is
+    trusted."""
     import transformers
     from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
 
     if raw.get("quantization_config") is not None:
         raise NotDescribed("its weights are quantized, and those of the model before it was are needed")
     kind = raw.get("model_type")
-    known = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or folder is not None
+    known = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or folder is not None
     if (what := other_than_causal(raw, decodes=known)) is not None:
         raise NotDescribed(sentence(kind, what))
     if not known and "auto_map" in raw:
@@ -118,7 +124,9 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path
     with uncollected():
         every = _on_each(devices, partial(recorded_on, partial(build, few), spots, experts))
     first = every[0]
-    programs = {unit: {name: one for made in every for name, one in made.programs[unit].items()} for unit in names}
+    programs = {
+        unit: {name: one for made in every for name, one in made.programs[unit].items()} for unit in first.programs
+    }
     if any(made.lengths != first.lengths for made in every):
         raise NotDescribed("its lengths are others on a CPU than on a GPU")
     if not any(step.weight for program in programs["tail"].values() for step in program.steps):
@@ -130,8 +138,10 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path
             attention=first.products[unit][0],
             products=first.products[unit][1],
         )
-        for unit in names
+        for unit in programs
     }
+    if weights[TOWER]:
+        units[TOWER] = DescribedUnit(weights=tuple(replace(one, use="unused") for one in weights[TOWER]), programs={})
     return Described(
         config=raw,
         transformers=transformers.__version__,
@@ -142,6 +152,8 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path
         shortest=first.lengths.shortest,
         longest=first.lengths.longest(text),
         unused=every[-1].unused,
+        towers=towers_of(whole),
+        norm_apart=norm_apart(whole),
         shared=shared_weights(whole),
         adapts=all(made.adapts for made in every),
         recomputes=can_recompute(whole),
@@ -183,7 +195,7 @@ def recorded_on(
             except CodeFails as error:
                 failed.append(error)  # of a number format that its code does not take
                 continue
-            unused = unused_weights(model, runs.every)
+            unused = unused_weights(model, runs.every, names[TOWER])
             adapts = adapts and runs.frozen is not None
         for unit in programs:
             key = (unit if unit in ENDS else "layer", spots.get(unit, 0))
@@ -233,9 +245,8 @@ def few_layers(
 
 
 def built(config: Any, dtype: torch.dtype, *, padded: bool = False, trusted: bool = False) -> Any:
-    """The causal language model of a configuration, which is left as it is. Nothing fills its weights. It has its token
+    """The model of a configuration, which is left as it is. Nothing fills its weights. It has its token
     of padding where it is `padded`, and its class may be one of its folder's code where that is `trusted`."""
-    from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
     config = deepcopy(config)
@@ -243,12 +254,15 @@ def built(config: Any, dtype: torch.dtype, *, padded: bool = False, trusted: boo
         without_padding(config)
     try:
         with no_init_weights():
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trusted)
+            model = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trusted)
     except Exception as error:
         raise NotDescribed(f"Transformers cannot build it: {first_line(error)}") from None
     model.tie_weights()
     model.config.use_cache = False
     lend_loss(model)
+    for module in model.modules():
+        if getattr(module, "rope_type", None) == DYNAMIC:  # it asks at each length whether that is beyond its positions
+            module.rope_type = "default"
     return model.train()
 
 
@@ -288,16 +302,48 @@ def places_of(kinds: Sequence[str]) -> dict[str, int]:
     return {kind: place + (place == 0 and kinds[1:2] == kinds[:1]) for kind, place in places.items()}
 
 
+def towers_of(model: Any) -> dict[str, str]:
+    """The modules beside a model's decoder that see or hear, by name, with their classes: whole modules of Transformers
+    beside the way from the model to its decoder."""
+    from transformers import AutoModelForCausalLM
+
+    if auto_class(model.config) is AutoModelForCausalLM:
+        return {}
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    found: dict[str, str] = {}
+
+    def look(within: nn.Module, path: str) -> None:
+        for name, module in within.named_children():
+            inner = set(module.modules())
+            if module is not decoder and (decoder in inner or head in inner):
+                look(module, f"{path}{name}.")
+            elif module not in (decoder, head) and type(module).__module__.startswith("transformers."):
+                found.update({f"{path}{name}": type(module).__name__} if any(True for _ in module.parameters()) else {})
+
+    look(model, "")
+    return found
+
+
+def norm_apart(model: Any) -> bool:
+    """Whether no child of a model's body is a norm, where Accelerate looks for the last one (fsdp_utils.py of 1.15,
+    _find_final_norm)."""
+    body = getattr(model, model.base_model_prefix, None) if model.base_model_prefix else model
+    return body is None or not any("Norm" in type(child).__name__ for child in body.children())
+
+
 def names_of(model: Any, path: str, places: Mapping[str, int]) -> dict[str, dict[str, str]]:
     """By unit, the names of its weights in the small model and in the unit."""
     tied = is_tied(model)
+    starts = tuple(f"{tower}." for tower in towers_of(model))
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     order = [name for name, _ in model.named_parameters()]
     before = set(takewhile(lambda name: not name.startswith(f"{path}."), order))
-    found: dict[str, dict[str, str]] = {unit: {} for unit in ("embed", "tail", *places)}
+    found: dict[str, dict[str, str]] = {unit: {} for unit in ("embed", "tail", *places, TOWER)}
     for name in order:
         own = name.removesuffix(".weight").removeprefix(prefix)
-        if not name.startswith(f"{path}."):
+        if name.startswith(starts):
+            found[TOWER][name] = own
+        elif not name.startswith(f"{path}."):
             found["embed" if name in before and not tied else "tail"][name] = own
     for unit, index in places.items():
         start = f"{path}.{index}."
@@ -362,15 +408,17 @@ def _split(plan: dict[str, str], name: str) -> int | None:
     return {"colwise": 0, "rowwise": 1, "colwise_gather_output": 0}.get(style or "")
 
 
-def unused_weights(model: Any, every: Recorded) -> tuple[str, ...]:
-    """The weights that no gradient is made of, as `unnumbered` names them."""
+def unused_weights(model: Any, every: Recorded, towers: Collection[str]) -> tuple[str, ...]:
+    """The weights that no gradient is made of, as `unnumbered` names them, but for those of `towers`."""
     edges = Counter(edge for node in every.base.nodes.values() for edge in node.edges if isinstance(edge, str))
     weights = dict(model.named_parameters())
     table = model.get_input_embeddings().weight
     if parts := next((name for name, times in edges.items() if times > 2 and weights[name] is not table), None):
         raise NotDescribed(f"{unnumbered(model, parts)} is read in several parts")
+    if some := next((name for name in towers if name in edges), None):
+        raise NotDescribed(f"{some} takes part in the loss of text, beside its decoder")
     used = {unnumbered(model, name) for name in weights if name in edges}
-    found = dict.fromkeys(unnumbered(model, name) for name in weights if name not in edges)
+    found = dict.fromkeys(unnumbered(model, name) for name in weights if name not in edges and name not in towers)
     if some := next((name for name in found if name in used), None):
         raise NotDescribed(f"{some} takes part in the loss in some of its layers alone")
     return tuple(found)

@@ -28,6 +28,8 @@ FAR = 4000
 """Positions at which a model's sizes must still be those polynomials, or as many as it has."""
 POSITIONS = ("max_position_embeddings", "max_seq_len", "n_positions")
 """Keys of a configuration that name how many positions a model has."""
+DYNAMIC = "dynamic"
+"""The kind of rotary positions that change where a sequence is longer than all before it."""
 STRAIGHT, LOOPED = ((1, 2, 3), (2, 3, 4)), (4, 5, 6)
 """Steps of lengths: where the number of operations is the same at all (from one chunk on, or from two), and where it
 grows."""
@@ -51,10 +53,15 @@ class RecordedLengths(NamedTuple):
 
     def longest(self, config: Any) -> int:
         """The most positions at which sizes are known: the smallest window of a configuration that no recorded length
-        is beyond, since attention has other masks there. 0 without one."""
+        is beyond, since attention has other masks there, or the end of its positions where these stretch. 0 without."""
         recorded = max(length for _, length in self.points)
-        values = (value for key, value in vars(config).items() if WINDOW.search(key) and type(value) is int)
+        ends = re.compile(f"{WINDOW.pattern}|{'|'.join(POSITIONS)}") if _stretches(config) else WINDOW
+        values = (value for key, value in vars(config).items() if ends.search(key) and type(value) is int)
         return min((value for value in values if value >= recorded), default=0)
+
+
+def _stretches(config: Any) -> bool:
+    return DYNAMIC in str(getattr(config, "rope_parameters", None))
 
 
 def lengths_of(model: Any) -> RecordedLengths:

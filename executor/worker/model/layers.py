@@ -6,11 +6,13 @@ Not here: what is done to them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
 from torch import nn
+
+from planner.spec.described import Described
 
 LEFT_OUT = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "_name_or_path")
 """Keys of a config.json that name code, or where to fetch it."""
@@ -25,8 +27,25 @@ def config_of(raw: dict[str, Any]) -> Any:
 
 
 def decoder_config(config: Any) -> Any:
-    """The part of a configuration that its causal language model is made of."""
+    """The part of a configuration that its decoder is made of."""
     return config.decoder if "decoder" in config.sub_configs else config.get_text_config()
+
+
+def auto_class(config: Any) -> Any:
+    """Transformers' class that builds the model of a configuration: one that sees where its type has such a form,
+    unless its architecture is named as a causal language model's own."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    kind = config.model_type
+    sees = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind)
+    alone = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
+    if sees is None or (alone != sees and alone in (config.architectures or ())):
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText
 
 
 def layer_key(text: Any) -> str:
@@ -64,10 +83,12 @@ def counts_from_padding(model: Any) -> bool:
     )
 
 
-def freeze_unused(model: Any, unused: Collection[str]) -> None:
-    """Freeze weights that take no part in the loss, which are named as `unnumbered` does."""
+def freeze_unused(model: Any, described: Described) -> None:
+    """Freeze weights that take no part in the loss of text: towers, and those that are named as `unnumbered` does."""
+    for tower in described.towers:
+        model.get_submodule(tower).requires_grad_(False)
     for name, weight in model.named_parameters():
-        if unused and unnumbered(model, name) in unused:
+        if described.unused and unnumbered(model, name) in described.unused:
             weight.requires_grad_(False)
 
 
