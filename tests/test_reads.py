@@ -174,7 +174,8 @@ def trusting(tree: ast.AST) -> list[int]:
 
 
 def test_nothing_that_is_loaded_may_bring_code_along() -> None:
-    assert {path: lines for path, tree in trees().items() if (lines := trusting(tree))} == {}
+    found = {path: len(lines) for path, tree in trees().items() if (lines := trusting(tree))}
+    assert found == {"executor/worker/imported/describe.py": 2}  # of executor import --trust-remote-code
     methods = [ast.unparse(call.func).rpartition(".")[2] for tree in trees().values() for _, call in functions(tree)]
     assert sum(method in LOADS for method in methods) >= 8
 

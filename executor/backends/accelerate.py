@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from executor.backends.common import HASH_SHOWN, HEADER, TRAINER, read_back, readable
 from executor.backends.launched import launched_by
-from planner.spec.formats import layer_class
+from planner.spec.formats import wrapped_classes
 from planner.spec.plan import Plan
 
 CONFIG = "config/accelerate.yaml"
@@ -110,7 +110,7 @@ def _fsdp(plan: Plan) -> dict[str, object]:
         "fsdp_offload_params": plan.layout.offload_params,
         "fsdp_reshard_after_forward": plan.layout.reshard_after_forward,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        "fsdp_transformer_layer_cls_to_wrap": layer_class(plan.model),
+        "fsdp_transformer_layer_cls_to_wrap": ",".join(wrapped_classes(plan.model)),
         "fsdp_version": 2,
     }
 

@@ -110,6 +110,13 @@ TRAINER: tuple[Rule, ...] = (
         fix=lambda case: f"Known: {', '.join(FORMATS)}",
     ),
     Rule(
+        name="code of the model's folder",
+        field="model",
+        holds=lambda case: case.model.described is None or not case.model.described.remote_code,
+        sentence=lambda case: f"the trainer runs no code of a model's folder, which {case.model.name} is made of",
+        fix=lambda case: "Train it with a script of your own: executor run --script",
+    ),
+    Rule(
         name="experts of another family",
         field="family",
         holds=lambda case: (

@@ -18,7 +18,7 @@ from planner.basics.quoting import for_shell
 from planner.basics.saying import say
 from planner.inventory import parameters
 from planner.spec import ModelSpec
-from planner.spec.importing import read_described, run_import
+from planner.spec.importing import TRUSTED, read_described, run_import
 
 
 @click.command("import", cls=PagedCommand, example="executor import my-model/config.json -o model.json")
@@ -33,16 +33,17 @@ from planner.spec.importing import read_described, run_import
     show_default=True,
     help="File to write.",
 )
-def import_model(config: Path, output: Path) -> int:
+@option("question", "trusted", TRUSTED, often=True, is_flag=True, help="Run code of the folder, which you have read.")
+def import_model(config: Path, output: Path, trusted: bool) -> int:
     """Describe the model of CONFIG for the planner.
 
     The model's own code runs on tensors without data. CONFIG is a config.json or its folder. Nothing is downloaded,
-    and no code in the folder runs.
+    and without --trust-remote-code no code in the folder runs.
     """
     file = config / "config.json" if config.is_dir() else config
     if not file.is_file():
         raise PlannerError("config", str(config), "does not exist", "Give a config.json, or the folder that holds one")
-    run_import(file, output, file.resolve().parent.name or "model", str(file))
+    run_import(file, output, file.resolve().parent.name or "model", str(file), trusted=trusted)
     model = read_described(output)
     tell(summary(model))
     path = os.path.relpath(output)

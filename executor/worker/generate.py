@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from executor.worker.data.tokenizer import ByteTokenizer, OwnTokenizer
+from executor.worker.model.layers import auto_class
 from planner.basics import reading
 from planner.basics.errors import PlannerError
 from planner.basics.reading import holds_tokenizer
@@ -56,7 +57,7 @@ def generate(folder: Path, prompt: str, temperature: float, tokens: int, seed: i
 
 def model_of(folder: Path) -> Any:
     """The model of a folder, adapters on their base; on a GPU where there is one."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     adapters, base = folder / "adapter_config.json", folder
@@ -64,7 +65,8 @@ def model_of(folder: Path) -> Any:
         base = Path(reading.read_json(reading.read_bytes(adapters))["base_model_name_or_path"])
         if not (base / "config.json").is_file():
             raise PlannerError("FOLDER", folder, f"holds adapters of {base}, which is not here", "Export with --merge")
-    model: Any = AutoModelForCausalLM.from_pretrained(base, local_files_only=True, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
+    model: Any = auto_class(config).from_pretrained(base, local_files_only=True, trust_remote_code=False)
     if adapters.is_file():
         from peft import PeftModel
 

@@ -24,6 +24,7 @@ from planner.parallelism.rules import ON_HOST, divisors, nearest
 from planner.spec import Cluster, Layout, ModelSpec, Quantization, Runtime, TrainingJob, presets
 from planner.spec.calibration import Calibration, Coefficients
 from planner.spec.datafile import form_of, holds_chats
+from planner.spec.described import TOWER
 from planner.spec.engines import ENGINES, is_engine, unknown_engine
 from planner.spec.job import Method
 from planner.spec.layout import STRATEGIES, Strategy
@@ -191,7 +192,17 @@ def single_device(question: Question) -> bool:
 
 def warnings(question: Question) -> tuple[str, ...]:
     """What is planned all the same, and may not be what was meant."""
-    return (*_far_positions(question), *_wide_experts(question), *question.uncounted.sentences)
+    return (*_far_positions(question), *_wide_experts(question), *_towers(question), *question.uncounted.sentences)
+
+
+def _towers(question: Question) -> tuple[str, ...]:
+    held = sum(weight.elements for weight in unit_weights(question.model).get(TOWER, ()))
+    if not held:
+        return ()
+    return (
+        f"{question.model.name} has {held:,} parameters beside its text model. This is training on text: they are held "
+        "and frozen, and nothing of images is counted",
+    )
 
 
 def _wide_experts(question: Question) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ class ElementwiseTiming(msgspec.Struct, frozen=True, kw_only=True):
     """One element-wise kernel over `bytes` of memory, reads and writes together: median seconds of a call.
 
     `kind` is "add" (two tensors read, a new one written), "norm" or "gate" (an eager RMSNorm, a gated activation,
-    forward and backward, with the bytes that planner.figures.work counts for them) or "adamw" (one weight's step).
+    forward and backward, with the bytes that planner.figures.byhand counts for them) or "adamw" (one weight's step).
     """
 
     kind: str

@@ -26,6 +26,7 @@ from planner.engines.common import (
 )
 from planner.engines.ddp import finished_elements
 from planner.inventory import Moment, is_layer, optimizers
+from planner.inventory.ends import embedding_weight
 from planner.parallelism import zero
 from planner.parallelism.case import Case, once
 from planner.parallelism.rule import Rule
@@ -110,8 +111,14 @@ def narrowed_bytes(case: Case) -> Number:
 
 @once
 def trained_sizes(case: Case) -> tuple[int, ...]:
-    """Elements of every trained weight of this rank, in forward order (numbers, not columns)."""
-    each = {unit: [one.elements for one in weights if one.trainable] for unit, weights in case.units().items()}
+    """Elements of every trained weight of this rank, in forward order (numbers, not columns); a tied table stands
+    first, since the gradient of its lookup completes it."""
+    units = dict(case.units())
+    if case.walked_model.tied:
+        first = {embedding_weight(case.model).name}
+        units["embed"] = tuple(one for one in units["tail"] if one.name in first)
+        units["tail"] = tuple(one for one in units["tail"] if one.name not in first)
+    each = {unit: [one.elements for one in weights if one.trainable] for unit, weights in units.items()}
     return tuple(elements for unit in case.unit_by_unit() for elements in each[unit])
 
 

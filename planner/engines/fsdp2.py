@@ -31,14 +31,17 @@ from planner.engines.common import (
     trained_states,
 )
 from planner.engines.ddp import late_elements, waiting_elements
+from planner.engines.deepspeed_stage3 import runs_layers_again
 from planner.inventory import Compute, Moment, Weight, is_layer
 from planner.inventory.narrow import CODE_BYTES
 from planner.inventory.optimizers import BITSANDBYTES_8BIT, NEWTON_SCHULZ_STEPS
+from planner.inventory.units import by_layer, layer_runs
 from planner.parallelism import zero
 from planner.parallelism.case import Case, once, once_a_unit
 from planner.parallelism.collectives import ideal_call
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
+from planner.spec.described import TOWER
 
 
 class UnitSizes(msgspec.Struct, frozen=True):
@@ -293,13 +296,33 @@ def _muon_calls(case: Case) -> list[Call]:
 
 
 def _by_axis(case: Case) -> Iterator[tuple[str, str, list[Weight]]]:
-    """(unit, axis, weights): experts are sharded over ranks of their own where they are split."""
+    """(unit, axis, weights) of what runs: experts are sharded over ranks of their own where they are split."""
     for unit in case.units():
+        if unit == TOWER:
+            continue
         by_axis: dict[str, list[Weight]] = {}
         for weight in case.units()[unit]:
             by_axis.setdefault(case.shard_axis(weight), []).append(weight)
         for axis, weights in by_axis.items():
             yield unit, axis, weights
+
+
+def _skipped(case: Case, unit: str) -> int:
+    """How many of a unit backward does not reach: those before the first layer with adapters, where a model has layers
+    without. The last of them is gathered all the same, ahead of time."""
+    embed = case.units().get("embed", ())
+    if case.lora is None or runs_layers_again(case) or any(weight.trainable for weight in embed):
+        return 0
+    kinds = by_layer(layer_runs(case.model))
+    adapted = {kind for kind in kinds if any(weight.trainable for weight in case.units().get(kind, ()))}
+    first = next((place for place, kind in enumerate(kinds) if kind in adapted), 0)
+    return (("embed", *kinds)[:first]).count(unit)
+
+
+def _groups(case: Case, unit: str, weights: list[Weight]) -> int:
+    """How many units of FSDP2 these weights of one of ours are in: two where the root has the last norm."""
+    apart = unit == "tail" and case.model.described is not None and case.model.described.norm_apart
+    return len({len(weight.shape) > 1 for weight in weights}) if apart else 1
 
 
 def _call(case: Case, op: str, axis: str, unit: str, phase: str, count: Number, payload_bytes: Number) -> Call:
@@ -469,20 +492,22 @@ class Fsdp2(Engine):
         calls: list[Call] = []
         for unit, axis, weights in _by_axis(case):
             times = case.repeats(unit)
-            gathered_bytes = times * sum(
+            gathered_bytes = rounds * sum(
                 zero.whole_bytes(padded(weight, case.shards(weight)), gathered_bytes_of(case, weight))
                 for weight in weights
             )
-            calls.append(_call(case, "all_gather", axis, unit, "forward", times * rounds, gathered_bytes * rounds))
+            count = times * rounds * _groups(case, unit, weights)
+            calls.append(_call(case, "all_gather", axis, unit, "forward", count, times * gathered_bytes))
             # The tail is never resharded after forward; the embedding is gathered for backward even when frozen.
-            if layout.reshard_after_forward and unit != "tail":
-                calls.append(_call(case, "all_gather", axis, unit, "backward", times * rounds, gathered_bytes * rounds))
+            again = times - _skipped(case, unit)
+            if layout.reshard_after_forward and unit != "tail" and (is_column(again) or again):
+                calls.append(_call(case, "all_gather", axis, unit, "backward", again * rounds, again * gathered_bytes))
             trained = [weight for weight in weights if weight.trainable]
             if not trained:
                 continue
             element = reduced_element_bytes(case, fp32_reduce, unit)
             grads = times * sum(zero.whole_bytes(padded(weight, case.shards(weight)), element) for weight in trained)
-            count = times * reductions
+            count = times * reductions * _groups(case, unit, trained)
             calls.append(_call(case, "reduce_scatter", axis, unit, "backward", count, grads * reductions))
             if replicated:
                 shards = grads / case.shards(trained[0])

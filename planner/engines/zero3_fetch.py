@@ -21,6 +21,7 @@ from planner.inventory.narrow import NF4
 from planner.inventory.ops import fetched_elements
 from planner.inventory.units import COPY, by_layer
 from planner.spec import Kernels, Lora, ModelSpec
+from planner.spec.described import TOWER
 
 ROOTS = 2
 """Modules that are entered before the first with a weight, and look ahead too: the model and its body."""
@@ -275,16 +276,20 @@ def _trace(
             found.append((weight, fetched_elements(held, code or 1.0), code))
         return found
 
+    def never(weight: Weight, elements: int, code: float | None) -> None:
+        """Of a module that never runs: it is never fetched, but kept whole where it is small."""
+        frozen.add(len(sizes))
+        modules.append(weight.name)
+        sizes.append((elements, code))
+
     def run(unit: str, layer: int, weights: list[tuple[Weight, int, float | None]]) -> None:
         nonlocal trained_so_far
         trained_here: list[Weight] = []
         needed: list[bool] = []
         used: list[int] = []
         for weight, elements, code in weights:
-            if weight.replaced:  # its module never runs: never fetched, but kept whole where it is small
-                frozen.add(len(sizes))
-                modules.append(weight.name)
-                sizes.append((elements, code))
+            if weight.replaced:
+                never(weight, elements, code)
                 continue
             # Modules that read the same tensor need a backward only for what was trained before that tensor.
             needed.append(
@@ -315,6 +320,8 @@ def _trace(
     if table:  # tied: the head uses the embedding's weight again
         needs_backward.append([True])
         forward.append(_Run("forward", "tail", -1, [0]))
+    for weight in fetched(units.get(TOWER, ())):
+        never(*weight)
     backward: list[_Run] = []
     for one, needed in zip(reversed(forward), reversed(needs_backward), strict=True):
         if recomputes and is_layer(one.unit) and any(needed):

@@ -6,71 +6,56 @@ Works on one layout and on columns. Not here: linear modules and experts (work.p
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from planner.basics.arith import Number
 from planner.engines import engine_of
+from planner.figures.beside import Beside
 from planner.figures.flops import attention_flops, matmul_flops, product_operands
 from planner.figures.kernels.products import Product
-from planner.figures.kernels.step import Attention, KernelCall
+from planner.figures.kernels.step import Attention
 from planner.figures.unitkernels import attention_factors
 from planner.inventory.played import described_of, program_of, size
 from planner.inventory.tensors import Size
 from planner.parallelism.case import Case
 
 
-class Beside(NamedTuple):
-    """Of one occurrence of a layer: FLOP of its attention and of other products, the kernels of both, bytes moved and
-    operations started, forward and backward."""
-
-    attention_flops: Number
-    product_flops: Number
-    operands: Number
-    forward: tuple[KernelCall, ...]
-    backward: tuple[KernelCall, ...]
-    forward_bytes: Number
-    backward_bytes: Number
-    forward_operations: Number
-    backward_operations: Number
-
-
-def beside(case: Case, unit: str) -> Beside:
-    """Sums over the operations of a layer's description."""
+def beside_described(case: Case, unit: str) -> Beside:
+    """A layer's work beside its linear modules: sums over the operations of its description."""
     described, layout, job = described_of(case.model), case.layout, case.job
     program = program_of(described, engine_of(layout.engine).compute(case), unit)
     batch, seq = layout.micro_batch_size, job.seq_len
     longer, longer_back = attention_factors(case)
     span = job.attention_span
     sequences = batch * (seq / span)
-    forward: list[KernelCall] = []
-    backward: list[KernelCall] = []
+    calls: list[Attention] = []
+    products: list[Product] = []
+    gradients: list[Product] = []
     attention: Number = 0.0
     flops: Number = 0.0
     operands: Number = 0.0
     for one in described.units[unit].attention:
         seen, width = case.model.attended(span), (one.width + one.value_width) * one.heads
         attention, share = attention + attention_flops(case.tokens, seen, width, 1), seen / span
-        call = Attention(sequences, span, one.heads, one.kv_heads, one.width, one.value_width, False, share * longer)
-        forward.append(call)
-        backward.append(call._replace(backward=True, times=share * longer_back))
+        calls.append(Attention(sequences, span, one.heads, one.kv_heads, one.width, one.value_width, False, share))
     for product in described.units[unit].products:
         rows = size(product.rows).at(batch, seq)
         elements, times = product.n * product.k, _count(product.times, batch, seq)
         flops = flops + matmul_flops(elements, rows) * times
         operands = operands + product_operands(rows, product.n + product.k, elements) * times
-        forward.append(Product(rows, product.n, product.k, times))
-        backward.append(Product(rows, product.k, product.n, times))
-        backward.append(Product(product.n, product.k, rows, times))
+        products.append(Product(rows, product.n, product.k, times))
+        gradients.append(Product(rows, product.k, product.n, times))
+        gradients.append(Product(product.n, product.k, rows, times))
     return Beside(
-        attention,
-        flops,
-        operands,
-        tuple(forward),
-        tuple(backward),
-        size(program.moved).at(batch, seq),
-        size(program.moved_back).at(batch, seq),
-        _count(program.starts, batch, seq),
-        _count(program.starts_back, batch, seq),
+        attention_flops=attention,
+        product_flops=flops,
+        operands=operands,
+        products=tuple(products),
+        products_back=tuple(gradients),
+        attention=tuple(one._replace(times=one.times * longer) for one in calls),
+        attention_back=tuple(one._replace(backward=True, times=one.times * longer_back) for one in calls),
+        moved_bytes=size(program.moved).at(batch, seq),
+        moved_bytes_back=size(program.moved_back).at(batch, seq),
+        operations=_count(program.starts, batch, seq),
+        operations_back=_count(program.starts_back, batch, seq),
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 from planner.basics.arith import Number, is_column, maximum
 from planner.basics.formula import formula
 from planner.engines import engine_of
+from planner.figures.beside import element_bytes_of
 from planner.figures.comm import Traffic, collective_seconds, traffic
 from planner.figures.kernels.products import Device
 from planner.figures.kernels.products import device_of as chip_of
@@ -29,9 +30,10 @@ from planner.figures.kernels.step import (
     least_seconds,
 )
 from planner.figures.tensorhiding import hidden_of
-from planner.figures.work import Load, Work, element_bytes_of, work_categories
+from planner.figures.work import Load, Work, work_categories
 from planner.parallelism.case import Case
 from planner.spec.calibration import Calibration, Coefficients, ComputeCoefficients
+from planner.spec.described import TOWER
 
 WITHIN = ("tp", "cp", "ep")
 """Axes whose collectives stand in the way of every micro-batch's compute."""
@@ -326,6 +328,7 @@ def by_unit(case: Case, calls: list[tuple[Traffic, Number]]) -> dict[str, Passes
 def on_stage(case: Case, units: dict[str, Passes]) -> Passes:
     """One micro-batch's passes through the stage a case is about."""
     here = case.here
-    counts = {"embed": int(here.first), "tail": int(here.last)} | dict(zip(case.kinds, here.layers, strict=True))
+    ends = {"embed": int(here.first), "tail": int(here.last), TOWER: 1}
+    counts = ends | dict(zip(case.kinds, here.layers, strict=True))
     forward_s, backward_s = (sum(counts[unit] * units[unit][place] for unit in case.units()) + 0.0 for place in (0, 1))
     return Passes(forward_s, backward_s)

@@ -13,9 +13,10 @@ import msgspec
 
 from planner.basics.arith import Number, is_column
 from planner.engines.base import Call
+from planner.figures.beside import element_bytes_of
 from planner.figures.comm import Traffic, collective_seconds, traffic
 from planner.figures.passes import Passes, on_stage
-from planner.figures.work import Work, element_bytes_of
+from planner.figures.work import Work
 from planner.parallelism.case import Case
 from planner.parallelism.makespan import lower_bound_s, makespan_s
 from planner.parallelism.offload import Transfer

@@ -69,7 +69,7 @@ def size_of(model: ModelSpec, job: TrainingJob) -> float:
     states = 0.0
     for unit, weights in unit_weights(model, lora).items():
         for weight in weights:
-            if lora is None or weight.adapter:
+            if weight.adapter or (lora is None and weight.trainable):
                 tensor = TrainedTensor(weight.shape, weight.elements, hidden=is_layer(unit))
                 states += repeats(model, unit) * float(state_bytes(job.optimizer, tensor, ELEMENT_BYTES))
     return float(checkpoint_bytes(trained, states))

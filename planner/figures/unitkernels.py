@@ -159,10 +159,9 @@ def _ring_bytes(case: Case, split: Number) -> tuple[Number, Number]:
     return where(layout.cp > 1, forward, 0.0), where(layout.cp > 1, backward, 0.0)
 
 
-def again_kernels(kernels: Iterable[KernelCall], products: Number, attention: Number) -> tuple[KernelCall, ...]:
-    """The parts of a forward's kernels that run once more."""
-    shares = ((one, attention if isinstance(one, Attention) else products) for one in kernels)
-    return tuple(one._replace(times=one.times * share) for one, share in shares if is_column(share) or share)
+def again_kernels(kernels: Iterable[KernelCall], share: Number) -> tuple[KernelCall, ...]:
+    """The share of a forward's kernels that runs once more."""
+    return tuple(one._replace(times=one.times * share) for one in kernels if is_column(share) or share)
 
 
 # -- Adapters and 4-bit weights beside products ------------------------------------------------------------------------

@@ -16,7 +16,14 @@ from planner.inventory.compute import Compute
 from planner.inventory.names import names_of
 from planner.inventory.narrow import NF4
 from planner.inventory.ops import cast, unpacked
-from planner.inventory.played import described_weights, head_weight, play_embedding, play_tail, shared_tables
+from planner.inventory.played import (
+    described_first,
+    described_weights,
+    head_weight,
+    play_embedding,
+    play_tail,
+    shared_tables,
+)
 from planner.inventory.tape import LOGITS, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import Kernels, ModelSpec
@@ -321,7 +328,7 @@ def chunked_cross_entropy(
 def embedding_weight(model: ModelSpec) -> Weight:
     """The token table, vocab x hidden; tied models use it as the head too."""
     if model.described is not None:
-        return described_weights(model, "tail" if model.tied else "embed")[0]
+        return described_first(model)[0]
     name = names_of(model.family).embedding
     unit = "tail" if model.tied else "embed"
     return Weight(name=name, shape=(model.vocab, model.hidden), unit=unit, split=0)
@@ -333,7 +340,7 @@ def first_weights(model: ModelSpec) -> tuple[Weight, ...]:
     All of it belongs to the tail where the table is the head too: engines then wrap both ends as one unit.
     """
     if model.described is not None:
-        return described_weights(model, "embed")
+        return described_first(model)
     names = names_of(model.family)
     found = [embedding_weight(model)]
     unit = found[0].unit
@@ -352,7 +359,8 @@ POSITION_OFFSET = {"opt": 2}
 def tail_weights(model: ModelSpec) -> tuple[Weight, ...]:
     """The final norm and, unless tied, the head; the head's bias."""
     if model.described is not None:
-        return described_weights(model, "tail")
+        first = {one.name for one in first_weights(model)} if model.tied else set()
+        return tuple(one for one in described_weights(model, "tail") if one.name not in first)
     found = list(norm_weights(model, names_of(model.family).final_norm, "tail").values())
     if not model.tied:
         found.append(Weight(name="lm_head", shape=(model.vocab, model.hidden), unit="tail", split=0))

@@ -62,9 +62,28 @@ def _new_gelu(tape: Tape, x: Tensor, power_ratio: float) -> Tensor:
     argument = tape.replaced(inner, scaled(tape, inner))
     bent = tape.replaced(argument, tape.derived(argument, keeps_result=True))
     raised = tape.replaced(bent, tape.derived(bent, passes_on=True))
-    output = product_of(tape, half, raised, raised.size)
+    output = _promoting_product(tape, half, raised)
     tape.drop(half, raised)
     return output
+
+
+def _promoting_product(tape: Tape, narrow: Tensor, wide: Tensor) -> Tensor:
+    """A product in the format of `wide`: the gradient of `narrow` is made in that too, and cast at the end. In a layer
+    that runs again nothing but the product holds what it kept, which it has let go of by then."""
+    if narrow.size == wide.size:
+        return product_of(tape, narrow, wide, wide.size)
+    output = tape.new(wide.size, needs_grad=narrow.needs_grad)
+
+    def backward(grad: Storage) -> bool:
+        uncast = tape.allocate(wide.size)
+        tape.grad_of(wide)
+        if tape.again:
+            tape.release(wide.storage, narrow.storage)
+        tape.grad_of(narrow)
+        tape.release(uncast)
+        return tape.again
+
+    return tape.record(output, (wide, narrow), backward)
 
 
 def _bloom_gelu(tape: Tape, x: Tensor) -> Tensor:

@@ -75,6 +75,18 @@ def described_weights(model: ModelSpec, unit: str) -> tuple[Weight, ...]:
     )
 
 
+def described_first(model: ModelSpec) -> tuple[Weight, ...]:
+    """What stands before the layers, of a tied table's unit what is read there; the token table first."""
+    described = described_of(model)
+    if not model.tied:
+        return described_weights(model, "embed")
+    program = next(iter(described.units["embed"].programs.values()))
+    read = {one for step in program.steps if step.node is not None for one in step.node.reads if isinstance(one, str)}
+    found = [one for one in described_weights(model, "tail") if one.name in read]
+    table = embedding_name(described)
+    return tuple(sorted(found, key=lambda one: one.name != table))
+
+
 def described_order(model: ModelSpec, unit: str) -> dict[str, tuple[int, int]]:
     """Weights of a layer in the order they are used: their place, and the tensor that is read with them, counted along
     the way."""
@@ -109,10 +121,11 @@ class Player:
         x: Tensor | None,
         table: Sequence[Tensor] = (),
         twice: str = "",
+        leaf: str = "",
     ) -> None:
         """`x` is what the unit is given, `table` what all layers share; the gradient of the weight `twice` is there in
-        two tensors."""
-        self.twice = twice
+        two tensors. What is looked up in `leaf` gets a gradient where that is frozen, too."""
+        self.twice, self.leaf = twice, leaf
         self.tape, self.compute, self.table = tape, compute, table
         self.weights = {weight.name: compute.local(compute.trained(weight)) for weight in weights}
         self.x = x
@@ -195,14 +208,15 @@ class Player:
         if step.copy:
             tape.cache(Tensor(self.storages[-1], False, since))
         inputs = [] if node is None else [self.place(one) for one in node.reads if isinstance(one, int)]
-        needs = trained or any(one.needs_grad for one in inputs)
+        leaf = not trained and any(weight.name == self.leaf for weight in used)
+        needs = trained or leaf or any(one.needs_grad for one in inputs)
         made = []
         for place, part in step.gives:
             storage = self._at(place)
             made.append(Tensor(storage, needs, since, None if part is None else size(part)))
         self.places += made
         tape.weight = 0
-        if node is None or not needs or not made:
+        if node is None or leaf or not needs or not made:
             return
         kept = [Tensor(self._at(place), False, since) for place in node.keeps]
         beside = self._kept_beside(step.alike, node.keeps, term) if step.alike and tape.keeping else []
@@ -299,7 +313,10 @@ def play_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
     program = program_of(described, compute, "embed")
     weights = (*described_weights(model, "embed"), *(described_weights(model, "tail") if model.tied else ()))
     # A tied table: the head's gradient waits for this one, and the two are added into a third tensor.
-    player = Player(tape, compute, weights, None, twice=embedding_name(described) if model.tied else "")
+    name = embedding_name(described)
+    # Transformers asks for this gradient where layers run again (ends.py, walk_embedding).
+    leaf = name if compute.runs_layers_again else ""
+    player = Player(tape, compute, weights, None, twice=name if model.tied else "", leaf=leaf)
     player.run(program.steps)
     tape.shared = player.held(program.shared)
     tape.made["embed"] = player.places
@@ -326,6 +343,12 @@ def play_layer(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     tape.returned += player.held(program.returned)
     tape.inputs += player.held(program.held)
     return player.place(program.output)
+
+
+def given_tables(run: ModelPass, kind: str) -> tuple[Tensor, ...]:
+    """Of what all layers share, what a layer of a kind is called with."""
+    given = program_of(described_of(run.model), run.compute, kind).given
+    return run.table if given is None else tuple(run.table[place] for place in given)
 
 
 def _player(tape: Tape, model: ModelSpec, compute: Compute, unit: str, x: Tensor, table: Sequence[Tensor]) -> Player:

@@ -16,15 +16,17 @@ from planner.inventory.ends import embedding_weight, first_weights, tail_weights
 from planner.inventory.lora import adapter_weights, magnitude
 from planner.inventory.mlp import is_router
 from planner.inventory.packaged import adapters_of
+from planner.inventory.played import described_weights
 from planner.inventory.tensors import Weight
 from planner.spec import Lora, ModelSpec
+from planner.spec.described import TOWER
 
 COPY = ".modules_to_save"
 """How the name of a trained copy of a module's weight ends."""
 LAYERS = ("dense", "layer")
 """Kinds of layers of a family that is written by hand: leading dense layers of a mixture of experts; all others."""
-ENDS = ("embed", "tail", "loss", "root")
-"""What comes before and after the layers: the embedding, norm and head, the loss; FSDP1's root has the first two."""
+ENDS = ("embed", "tail", "loss", "root", TOWER)
+"""What is beside the layers: the embedding, norm and head, the loss; FSDP1's root has the first two; towers."""
 
 
 def is_layer(unit: str) -> bool:
@@ -67,6 +69,8 @@ def unit_weights(model: ModelSpec, lora: Lora | None = None) -> dict[str, tuple[
         **{kind: layer_weights(model, kind) if repeats(model, kind) else () for kind in layer_kinds(model)},
         "tail": (*(first_weights(model) if model.tied else ()), *tail_weights(model)),
     }
+    if towers := described_weights(model, TOWER) if model.described is not None else ():
+        units[TOWER] = towers
     if lora is None:
         return units
     compute = Compute(weight_bytes=0, element_bytes=0, lora=lora)
@@ -102,6 +106,11 @@ def parameters(model: ModelSpec, lora: Lora | None = None, *, trainable: bool = 
     return sum(repeats(model, unit) * _unit_elements(model, lora, unit, trainable) for unit in unit_weights(model))
 
 
+WITHOUT_OUT_PROJ = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""Types of which peft adapts no module of the name out_proj, since Mamba's kernels read its weight and skip its forward
+(peft 0.21.2, tuners_utils.py, _check_lora_target_modules_mamba)."""
+
+
 @lru_cache(maxsize=64)
 def lora_targets(model: ModelSpec) -> tuple[str, ...]:
     """Names of the linear modules of a layer, which can carry an adapter: routers and experts are not such modules."""
@@ -111,7 +120,8 @@ def lora_targets(model: ModelSpec) -> tuple[str, ...]:
         for weight in unit_weights(model)[unit]
         if len(weight.shape) == 2 and not (weight.expert or weight.alone or is_router(weight, model))
     )
-    return tuple(dict.fromkeys(names))
+    left_out = ("out_proj",) if model.family in WITHOUT_OUT_PROJ else ()
+    return tuple(name for name in dict.fromkeys(names) if name not in left_out)
 
 
 def second_products(weights: Sequence[Weight], model: ModelSpec) -> tuple[Weight, ...]:

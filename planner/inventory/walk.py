@@ -18,7 +18,7 @@ from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.ends import residual, rotary_tables, walk_embedding, walk_loss
 from planner.inventory.lora import adapter_weights
 from planner.inventory.narrow import NF4
-from planner.inventory.played import begun, given_beside
+from planner.inventory.played import begun, given_beside, given_tables
 from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, GraphNode, Moment, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.inventory.units import LAYERS, by_layer, layers_by_kind, second_products, unit_weights
@@ -310,7 +310,7 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     while the layer's own nodes run; that is counted so with eager attention alone, of which it was measured
     (tests/cluster/test_attention.py), and elsewhere it is taken to be held until the layer's backward is over.
     """
-    tape, model, compute, table = run
+    tape, model, compute, _ = run
     before = begun(run, x, kind)
     nodes, tape.nodes = tape.nodes, []
     tape.keeping, tape.prelude = False, before
@@ -356,9 +356,17 @@ def _checkpointed(run: ModelPass, x: Tensor, kind: str) -> Tensor:
             tape.grad_of(source, alias=value)
             tape.release(value)
 
-    positions = table[: len(table) - mask_count(model, compute)]
-    given = (source, *positions, *masks_of(run), *given_beside(tape, before))
-    return tape.record(output, given, backward, gives_away=gives_away)
+    return tape.record(
+        output, (source, *_given(run, kind), *given_beside(tape, before)), backward, gives_away=gives_away
+    )
+
+
+def _given(run: ModelPass, kind: str) -> tuple[Tensor, ...]:
+    """Of what all layers share, what a layer is called with: a checkpoint of it keeps that."""
+    _, model, compute, table = run
+    if model.described is not None:
+        return given_tables(run, kind)
+    return *table[: len(table) - mask_count(model, compute)], *masks_of(run)
 
 
 def _play_what_asks_for_nothing(tape: Tape, nodes: list[GraphNode], begin: int, before: Live) -> None:

@@ -22,6 +22,9 @@ VARIANTS = tuple(f"{numbers}-{device}" for device in DEVICES_RECORDED for number
 """Programs that each unit has: number formats ("mixed" has fp32 weights under autocast, "adapted" 16-bit ones under
 autocast, "pure" all in 16 bits) on a GPU and on a CPU."""
 
+TOWER = "tower"
+"""The unit of the towers' weights."""
+
 WEIGHT = "weight"
 """What a step is called that only reads a weight of which others read parts."""
 INPUT = -1
@@ -140,11 +143,13 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One unit's forward in one number format on one kind of device.
 
     `output` is the place in the graph that it returns. `returned` are storages that a loop over layers has until the
-    next one returns, `held` those that wait until the model's forward is over. The first steps (`before`) come before
-    the layer is called, so it does not run them again. Places in the graph that other units made are read as -1, -2 and
-    on: `outside` names these units and the places there; their storages follow those that all layers share. `moved` and
-    `moved_back` are the bytes that operations other than products move, `starts` and `starts_back` how many operations
-    there are: one number, or the terms of a polynomial of batch and length where some are in the `loop`.
+    next one returns, `held` those that wait until the model's forward is over. `given` are those of the embedding's
+    `shared` storages that the model calls the layer with, counted from 0: a checkpoint of the layer keeps them (None:
+    all). The first steps (`before`) come before the layer is called, so it does not run them again. Places in the
+    graph that other units made are read as -1, -2 and on: `outside` names these units and the places there; their
+    storages follow those that all layers share. `moved` and `moved_back` are the bytes that operations other than
+    products move, `starts` and `starts_back` how many operations there are: one number, or the terms of a polynomial
+    of batch and length where some are in the `loop`.
     """
 
     steps: tuple[Step, ...]
@@ -152,6 +157,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shared: tuple[int, ...] = ()
     returned: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
+    given: tuple[int, ...] | None = None
     before: int = 0
     outside: tuple[tuple[str, int], ...] = ()
     moved: ByteCount = 0.0
@@ -188,17 +194,20 @@ class DescribedUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
-    """Units by name ("embed", one for each kind of layer, "tail"), how the trainer builds the model (`config`, as in a
-    config.json), with which version of Transformers it was recorded, the class of a layer, and the kinds of its layers
-    in order: `runs` of (kind, layers). Without `runs` the first `dense_layers` are of kind "dense", the others of kind
-    "layer".
+    """Units by name ("embed", one for each kind of layer, "tail", and "tower" where there are any), how the trainer
+    builds the model (`config`, as in a config.json), with which version of Transformers it was recorded, the class of
+    a layer, and the kinds of its layers in order: `runs` of (kind, layers). Without `runs` the first `dense_layers` are
+    of kind "dense", the others of kind "layer".
 
     Sizes hold at lengths that are a multiple of `multiple_of`, to which layers that work on chunks of a sequence
     pad others, from `shortest` to `longest` (0: without end). `unused` are weights that take no part in the loss,
-    by their names in the model with * for the layer: the trainer freezes them. `shared` are weights beside the
-    token table that several modules hold. `adapts` says whether programs say what it does with its weights frozen,
-    `recomputes` whether Transformers can recompute its layers, `padded` whether it needs its token of padding to be
-    built.
+    by their names in the model with * for the layer: the trainer freezes them. `towers` are modules beside the
+    decoder, by name with their classes, which see or hear: text alone leaves them out, and the trainer freezes them
+    too. `shared` are weights beside the token table that several modules hold. `norm_apart` says whether FSDP2 leaves
+    the last norm to the root, since Accelerate looks for it among the children of the model's body alone, `adapts`
+    whether programs say what it does with its weights frozen, `recomputes` whether Transformers can recompute its
+    layers, `padded` whether it needs its token of padding to be built, `remote_code` whether its classes are of code in
+    its folder, and not of Transformers.
     """
 
     config: dict[str, Any]
@@ -208,10 +217,13 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     dense_layers: int = 0
     runs: tuple[tuple[str, int], ...] = ()
     unused: tuple[str, ...] = ()
+    towers: dict[str, str] = {}
     shared: tuple[str, ...] = ()
+    norm_apart: bool = False
     adapts: bool = True
     recomputes: bool = True
     padded: bool = False
+    remote_code: bool = False
     multiple_of: int = 1
     shortest: int = 1
     longest: int = 0

@@ -390,6 +390,8 @@ SHIPPED_QUANTIZED = ("deepseek_v3", "gpt_oss")
 """Families whose makers publish 8-bit or 4-bit weights: their config.json describes the model all the same."""
 
 
-def layer_class(model: ModelSpec) -> str:
-    """The class of a model's layers in Transformers."""
-    return FORMATS[model.family].layer if model.described is None else model.described.layer_class
+def wrapped_classes(model: ModelSpec) -> tuple[str, ...]:
+    """The classes in Transformers of what is sharded by itself: a model's layers, and its towers."""
+    if model.described is None:
+        return (FORMATS[model.family].layer,)
+    return model.described.layer_class, *dict.fromkeys(model.described.towers.values())

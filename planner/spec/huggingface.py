@@ -99,19 +99,24 @@ def _is_unknown(kind: str, config: Mapping[str, Any]) -> bool:
     """Whether a config.json is of a family whose own code may describe it, and not of one here, or of one misspelt."""
     if kind in FORMATS or not kind.replace("-", "_").isidentifier():
         return False
-    slip = kind not in NO_SLIPS and "Did you mean" in _other_way(kind, config)
-    return kind != "gemma3" and not slip and not any(map(config.get, TOWERS))
+    if towers := [config[key] for key in TOWERS if config.get(key)]:
+        return all(isinstance(tower, dict) for tower in towers)
+    return kind != "gemma3" and (kind in NO_SLIPS or "Did you mean" not in _other_way(kind, config))
 
 
 def _refuse_other_towers(config: dict[str, Any], kind: object, file: Path) -> None:
     found = next((key for key in TOWERS if config.get(key)), None)
     if found is None:
         return
-    fix = "To plan the text model alone, give its text_config as a config.json of its own"
-    if not isinstance(config.get("text_config"), dict):
-        fix = "To plan the text model alone, give its sizes: --layers, --hidden, --heads, --kv-heads, --ffn, --vocab"
-    rule = f"has more than a text model ({found}), and only text models are planned: none of it is left out in silence"
-    raise PlannerError(f"{file}: model_type", kind, rule, fix)
+    rule = f"has more than a text model ({found}), which is not planned here: none of it is left out in silence"
+    raise PlannerError(f"{file}: model_type", kind, rule, _text_alone(config))
+
+
+def _text_alone(config: Mapping[str, Any]) -> str:
+    """How the text model alone of one that sees or hears is planned."""
+    if isinstance(config.get("text_config"), dict):
+        return "To plan the text model alone, give its text_config as a config.json of its own"
+    return "To plan the text model alone, give its sizes: --layers, --hidden, --heads, --kv-heads, --ffn, --vocab"
 
 
 def _other_way(kind: str, config: Mapping[str, Any]) -> str:
@@ -119,6 +124,8 @@ def _other_way(kind: str, config: Mapping[str, Any]) -> str:
     family, and sizes alone say enough of a dense decoder."""
     from difflib import get_close_matches  # only on the error path
 
+    if any(map(config.get, TOWERS)):
+        return _text_alone(config)
     alike = [name for name in FORMATS if re.findall(r"\d", name) == re.findall(r"\d", kind)]
     if near := get_close_matches(kind.lower(), alike, n=1, cutoff=NEAR):
         return f"Did you mean {near[0]}?"

@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,15 +25,17 @@ import msgspec
 from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
 from planner.basics.output import write_whole
+from planner.basics.saying import say
 from planner.spec import ModelSpec
-from planner.spec.described import INPUT, SCHEMA, VARIANTS, AutogradStep, Described, Free, Give, Loop, Program
+from planner.spec.described import INPUT, SCHEMA, TOWER, VARIANTS, AutogradStep, Described, Free, Give, Loop, Program
 from planner.spec.described_file import packed, unpacked
 from planner.spec.loops import lengthened
 from planner.spec.model_rules import check_model
 
 MODULE = "executor.worker.imported"
+TRUSTED = "--trust-remote-code"
 LIMIT_S = 600.0
-"""Most imports take 20 s; of a model with loops over the sequence, some minutes."""
+"""A large hybrid takes a minute on two cores that have nothing else to do."""
 MOST_SAID = 90
 """Characters of what a stranger's code says that are passed on."""
 WRONG = "is no description of a model"
@@ -110,11 +114,16 @@ def check_described(described: Described, layers: int, where: str) -> None:
     if described.multiple_of < 1 or described.shortest < 1:
         raise PlannerError(f"{where}: multiple_of", described.multiple_of, "must be at least 1", "Make it again")
     for unit, found in described.units.items():
+        if unit == TOWER:
+            continue
         programs, others = found.programs.keys(), described.units["tail"].programs.keys()
         for variant in (programs ^ others) | (programs - set(VARIANTS)) if programs else set(VARIANTS):
             raise PlannerError(f"{where}: {unit}.{variant}", None, "is missing", "Make it again: executor import")
         names = {weight.name for weight in found.weights} | _tied(described, unit)
         for variant, program in found.programs.items():
+            left = described.units["embed"].programs.get(variant)
+            if left is not None and any(not 0 <= one < len(left.shared) for one in program.given or ()):
+                raise PlannerError(f"{where}: {unit}.{variant}.given", None, "is not there", "Make it again")
             for wrong in (*_wrong(program, names, unit), *_wrong_outside(program, described, variant)):
                 raise PlannerError(f"{where}: {unit}.{variant}", None, wrong, "Make it again: executor import")
 
@@ -211,6 +220,7 @@ def imported(file: Path, config: dict[str, Any], name: str, otherwise: str) -> M
     if find_spec("torch") is None or find_spec("transformers") is None or find_spec("executor") is None:
         rule = "is not a family planned here; executor import describes it where torch and transformers are installed"
         raise PlannerError(f"{file}: model_type", kind, rule, otherwise)
+    say(f"note: {name} is described by its own code, which takes about a minute; kept under {cache()}.", err=True)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "config.json"
         copy.write_text(json.dumps(config))  # as Python writes it: the Hub's files have Infinity
@@ -223,16 +233,22 @@ def imported(file: Path, config: dict[str, Any], name: str, otherwise: str) -> M
     return read_described(kept, str(file))
 
 
-def run_import(config: Path, out: Path, name: str, where: str) -> None:
-    """Describe a config.json in a process of its own; PlannerError with what it said of it, which `where` names."""
-    command = [sys.executable, "-m", MODULE, str(config), str(out), name]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        rule = f"its own code takes more than {LIMIT_S:.0f} s to describe it"
-        raise PlannerError("model", where, rule, "Plan its sizes: --layers, --hidden, ...") from None
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended without a word"]
+def run_import(config: Path, out: Path, name: str, where: str, *, trusted: bool = False) -> None:
+    """Describe a config.json in a process of its own; PlannerError with why it cannot be, which `where` names. Code of
+    its folder runs where that is `trusted`."""
+    command = [sys.executable, "-m", MODULE, str(config), str(out), name, *([TRUSTED] if trusted else [])]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True) as child:
+        try:
+            errors = child.communicate(timeout=LIMIT_S)[1]
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # with the processes that it started
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            rule = f"its own code takes more than {LIMIT_S:.0f} s to describe it"
+            raise PlannerError("model", where, rule, "Plan its sizes: --layers, --hidden, ...") from None
+    if child.returncode:
+        lines = errors.decode(errors="replace").strip().splitlines() or ["it ended without a word"]
         rule = f"its own code does not describe it: {lines[-1][:MOST_SAID]}"
         raise PlannerError("model", where, rule, "docs/adding-a-model.md says what can be described")
 

@@ -16,6 +16,7 @@ import slurms
 from agents import make_plan
 from cases import SEQUENCES, Case, Reference, job
 from hosts import network, running_on, unusable
+from imports import imported_case
 from msgspec.structs import replace
 from numpy.testing import assert_allclose
 from slurms import TestSlurm, slurm
@@ -77,8 +78,8 @@ def left_over(pair: TestSlurm) -> list[str]:
     return running_on(pair.hosts, "executor", "torch")
 
 
-def check_trained(folder: Path, reference: Reference) -> None:
-    expected = reference(Case(Layout(engine="ddp", micro_batch_size=SEQUENCES), SHORT)).column("loss")
+def check_trained(folder: Path, reference: Reference, case: Case | None = None) -> None:
+    expected = reference(case or Case(LAYOUT, SHORT)).column("loss")
     assert_allclose(losses(folder), expected, rtol=1e-5)
     record = record_of(folder)
     assert (record["status"], record["launcher"], record["nodes"]) == ("completed", "slurm", 2)
@@ -113,6 +114,18 @@ def test_inside_an_allocation_it_simply_runs(pair: TestSlurm, plan: Path, refere
     assert done.returncode == 0, done.stderr
     check_trained(folder, reference)
     assert "completed in" in done.stderr and left_over(pair) == []
+
+
+@pytest.mark.long
+def test_an_imported_model_trains_in_an_allocation(pair: TestSlurm, reference: Reference, tmp_path: Path) -> None:
+    case = imported_case("glm4_moe", LAYOUT, SHORT)
+    (tmp_path / "plan.json").write_bytes(encode_plan(inputs.resolved(case.plan)))
+    words = (EXECUTOR, "run", tmp_path / "plan.json", "--launcher", "slurm", "--run-dir", tmp_path / "run", "--yes")
+    done = pair.run("salloc", "--nodes=2", *words, timeout_s=PATIENCE_S, OMP_NUM_THREADS="1")
+
+    assert done.returncode == 0, done.stderr
+    check_trained(tmp_path / "run", reference, case)
+    assert left_over(pair) == []
 
 
 def test_an_allocation_with_fewer_nodes_than_the_plan_is_refused(pair: TestSlurm, plan: Path, tmp_path: Path) -> None:

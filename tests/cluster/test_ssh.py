@@ -24,6 +24,8 @@ from agents import Finished, make_plan
 from cases import CASES, SEQUENCES, Case, Reference, job
 from hanging import HOOK
 from hosts import TestHosts, network, running_on, unusable
+from imports import imported_case
+from msgspec import structs
 from numpy.testing import assert_allclose
 from test_equivalence import LARGEST_METRIC_ERROR, LARGEST_WEIGHT_ERROR, deviations
 from waiting import PATIENCE_S, until
@@ -182,6 +184,19 @@ def test_every_kind_of_layout_trains_over_two_and_four_hosts(
     assert min(host.sent_bytes() - past for host, past in zip(used.hosts, before, strict=True)) > 1_000_000
     assert_reported(tmp_path / "run")
     nothing_stays(used)
+
+
+@pytest.mark.long
+def test_an_imported_model_trains_over_two_hosts(pair: TestHosts, reference: Reference, tmp_path: Path) -> None:
+    few = structs.replace(job("full"), recipe=structs.replace(job("full").recipe, steps=8))  # rounding grows with them
+    case = imported_case("olmo2", Layout(micro_batch_size=SEQUENCES // 2, **LAYOUTS["fsdp2"]), few)
+    code, said = ended(started(pair, tmp_path, inputs.resolved(case.plan), tmp_path / "run"))
+
+    assert code == 0, said
+    loss, norm, weights = deviations(reference(case), Finished(tmp_path / "run", (0,), ""), 8)
+    assert max(loss, norm) <= LARGEST_METRIC_ERROR and weights <= LARGEST_WEIGHT_ERROR
+    assert_reported(tmp_path / "run")
+    nothing_stays(pair)
 
 
 def assert_reported(folder: Path) -> None:

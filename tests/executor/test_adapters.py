@@ -55,7 +55,7 @@ def trained(asked: Plan) -> Any:
 def saved(asked: Plan, model: Any, folder: Path) -> Any:
     """The base that the model's adapters stand on, as a model of its own; the adapters are in `folder`."""
     state = {ordinary_name(name): weight for name, weight in unpacked(model, model.state_dict().items())}
-    save_adapters(folder, asked.job, {name: weight for name, weight in state.items() if is_adapter(name)})
+    save_adapters(folder, asked, {name: weight for name, weight in state.items() if is_adapter(name)})
     base = {name: weight for name, weight in state.items() if not is_adapter(name)}
     plain = AutoModelForCausalLM.from_config(transformers_config(asked.model, 16), dtype=torch.float32)
     plain.load_state_dict(base, strict=False)
@@ -107,7 +107,7 @@ def test_a_trained_copy_begins_as_its_module_in_memory_of_its_own_and_is_saved_i
         copy.mul_(2)
     expected = logits(model)
     held = dict(unpacked(model, model.state_dict().items()))
-    save_adapters(tmp_path, asked.job, {saved_name(name): weight for name, weight in held.items() if saved_name(name)})
+    save_adapters(tmp_path, asked, {saved_name(name): weight for name, weight in held.items() if saved_name(name)})
     base = AutoModelForCausalLM.from_config(transformers_config(asked.model, 16), dtype=torch.float32).eval()
     base.load_state_dict({ordinary_name(name): one for name, one in held.items() if saved_name(name) is None})
     torch.testing.assert_close(2 * logits(base), expected)

@@ -1,5 +1,5 @@
-"""Claims about every type of causal language model that Transformers has: it is imported, and has all the parameters of
-its module, or is refused in one line.
+"""Claims about every type of causal language model that Transformers has, and some of those that see: it is imported,
+and has all the parameters of its module, or is refused in one line.
 
 Not here: whether the peak of what is imported is right (test_imported.py).
 """
@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from executor.worker.imported import describe as describing
 from executor.worker.imported.describe import config_of, describe
@@ -22,6 +25,9 @@ from executor.worker.imported.record import NotDescribed
 from planner.inventory import parameters
 
 TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+SEEING = ("internvl", "llama4", "llava", "mistral3", "mllama", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
+          "smolvlm")  # fmt: skip
+"""Types of models that see, of which there are published configurations here; their text models are trained."""
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 INDEXER = {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 2048,
            "indexer_compress_ratio": 16}  # fmt: skip
@@ -65,14 +71,17 @@ REFUSED: dict[str, str] = {
 """Types that are not imported, and why. A listed type that is imported fails its test."""
 
 
-def config_file(kind: str) -> dict[str, Any]:
-    """A type's default configuration, as a config.json says it."""
-    raw: dict[str, Any] = CONFIG_MAPPING[kind](**FIELDS.get(kind, {})).to_dict()
+def config_file(kind: str, architecture: str) -> dict[str, Any]:
+    """A type's default configuration, as a config.json of an architecture says it."""
+    raw: dict[str, Any] = CONFIG_MAPPING[kind](**FIELDS.get(kind, {}), architectures=[architecture]).to_dict()
     return {key: value for key, value in raw.items() if key not in ("transformers_version", "dtype")}
 
 
 HYBRID = re.compile("bamba|hybrid|falcon_h1|kimi|mamba|minimax|nemotron_h|next|qwen3_5|qwen4|zamba|lstm|doge")
 """Types that take minutes: they have loops over chunks, or many operations a layer."""
+REFUSED_SEEING = {"mllama": "takes part in the loss in some of its layers alone"}
+"""The same of models that see."""
+SEEING_IN_CI = Random(32).sample(SEEING, 2)
 IN_CI = Random(31).sample([one for one in TYPES if not HYBRID.search(one)], 6)
 
 
@@ -81,11 +90,25 @@ def test_a_type_is_imported_with_all_its_parameters_or_refused_in_one_line(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(describing, "VARIANTS", {"mixed": describing.VARIANTS["mixed"]})
-    raw = config_file(kind)
-    if kind in REFUSED:
+    check(kind, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind], REFUSED)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(one, marks=() if one in SEEING_IN_CI else pytest.mark.long) for one in SEEING]
+)
+def test_a_type_that_sees_is_imported_with_all_its_parameters_or_refused_in_one_line(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describing, "VARIANTS", {"mixed": describing.VARIANTS["mixed"]})
+    check(kind, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[kind], REFUSED_SEEING)
+
+
+def check(kind: str, architecture: str, refused: dict[str, str]) -> None:
+    raw = config_file(kind, architecture)
+    if kind in refused:
         with pytest.raises(NotDescribed) as refusal:
             describe(raw, ("cuda",))
-        assert REFUSED[kind] in str(refusal.value)
+        assert refused[kind] in str(refusal.value)
         assert "\n" not in str(refusal.value)
         return
     described = describe(raw, ("cuda",))

@@ -6,18 +6,27 @@ Not here: what a description may say (tests/planner/test_described.py).
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import torch
 from click.testing import CliRunner
-from transformers import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import CONFIG_MAPPING, dynamic_module_utils
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
+from executor.backends.common import TRAINER
 from executor.cli import executor
 from executor.measure import trace as traces
 from executor.worker.imported import describe as describing
@@ -25,6 +34,7 @@ from executor.worker.imported.describe import config_of, describe
 from executor.worker.imported.facts import spec_of
 from executor.worker.imported.record import NotDescribed
 from executor.worker.trace.trace import trace
+from planner.basics.command import INTERRUPTED
 from planner.basics.errors import PlannerError
 from planner.figures.work import unit_work
 from planner.inventory import Stage, parameters, walk
@@ -55,11 +65,16 @@ EVERY = [
     if one[1:3] != ("fsdp2", "bf16")  # the program of pure-bf16; where a table is larger than a layer FSDP2's last
 ]  # reduction is not planned, of families that are written by hand neither
 IN_CI = Random(29).sample(EVERY, 6)
+SEEING = ("internvl", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl")
+"""Types of models that see, which are trained on text."""
+SEE = list(product(SEEING, SPLITS, ("pure-bf16",), ("none", "full")))
+SEE_IN_CI = Random(30).sample(SEE, 2)
 
 
 def default_config(kind: str) -> dict[str, Any]:
     """A type's default configuration, as a config.json says it."""
-    raw: dict[str, Any] = CONFIG_MAPPING[kind]().to_dict()
+    names = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    raw: dict[str, Any] = CONFIG_MAPPING[kind](architectures=[names[kind]]).to_dict()
     return {key: value for key, value in raw.items() if key not in ("transformers_version", "dtype")}
 
 
@@ -70,7 +85,7 @@ def described(raw: dict[str, Any], variant: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("kind", "split", "precision", "recompute"),
-    [pytest.param(*one, marks=() if one in IN_CI else pytest.mark.long) for one in EVERY],
+    [pytest.param(*one, marks=() if one in IN_CI + SEE_IN_CI else pytest.mark.long) for one in EVERY + SEE],
 )
 def test_peak_of_a_described_model_is_that_of_a_trace_at_other_sizes(
     kind: str, split: str, precision: Precision, recompute: str, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +191,69 @@ def test_import_writes_a_model_that_the_planner_reads_and_nothing_of_the_folder_
     }
     assert not (tmp_path / "ran").exists()
     assert msgspec.json.decode(out.read_bytes())["schema"] == "model/1"
+
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+open({ran!r}, "w")
+
+class Config(LlamaConfig):
+    model_type = "of_its_own"
+
+class Model(LlamaForCausalLM):
+    config_class = Config
+"""
+
+
+def test_code_of_a_folder_runs_where_it_is_trusted_and_is_planned_but_not_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describing, "VARIANTS", {"mixed": describing.VARIANTS["mixed"]})
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    raw = {"model_type": "of_its_own", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+           "num_attention_heads": 4, "vocab_size": 128,
+           "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    (tmp_path / "code.py").write_text(CODE.format(ran=str(tmp_path / "ran")))
+
+    with pytest.raises(NotDescribed, match="executor import DIR --trust-remote-code"):
+        describe(raw, ("cuda",))
+    assert not (tmp_path / "ran").exists()
+    described = describe(raw, ("cuda",), tmp_path)
+
+    assert (tmp_path / "ran").exists()
+    model = spec_of("mine", raw, config_of(raw, tmp_path), described)
+    like = {**raw, "model_type": "llama"}
+    del like["auto_map"]
+    assert parameters(model) == parameters(model_spec(like, tmp_path / "config.json", "mine"))
+    assert described.remote_code
+    job, layout, cluster = TrainingJob(), Layout(engine="fsdp2"), presets.cluster("dgx-h100")
+    refused = next(one for one in TRAINER if one.name == "code of the model's folder")
+    assert not refused.holds(Case(model, job, layout, cluster, presets.runtime("accelerate-fsdp2")))
+
+
+WITH_DEVICES = ("import", *describing.DEVICES)
+"""Processes of an import: its own, and one for each kind of device."""
+
+
+def test_an_import_that_is_interrupted_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "olmo2"}))
+    command = [sys.executable, "-m", "planner", "estimate", "--model", str(tmp_path), "--gpus", "8"]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as asked:
+        assert asked.stderr is not None
+        assert "is described by its own code" in asked.stderr.readline()
+        while len(started := psutil.Process(asked.pid).children(recursive=True)) < len(WITH_DEVICES):
+            assert asked.poll() is None
+        asked.send_signal(signal.SIGINT)
+        asked.stderr.read()
+
+    assert asked.returncode == INTERRUPTED
+    _, left = psutil.wait_procs(started, timeout=60)
+    assert not left
+    assert not [one for one in (tmp_path / "cache").rglob("*") if one.is_file()]
 
 
 def test_every_type_imported_here_is_one_of_transformers() -> None:

@@ -71,6 +71,7 @@ KEYS = (*CONFIG, "hidden_act", "activation_function", "rope_scaling", "rope_para
         "rope_local_base_freq", "partial_rotary_factor", "norm_topk_prob", "use_parallel_residual")  # fmt: skip
 
 
+@pytest.mark.usefixtures("without_torch")
 @pytest.mark.parametrize(
     "kind", ["llama", "gpt2", "gemma3", "gemma3_text", "phi3", "qwen3_moe", "deepseek_v3", "falcon"]
 )

@@ -7,8 +7,9 @@ import pytest
 
 from planner.ask.question import usual_runtime
 from planner.engines.deepspeed import FETCH, FETCH_BACK, REDUCED, REDUCED_WHOLE
+from planner.figures.beside import BACKWARD_OPERATIONS
 from planner.figures.unitkernels import GPTQ_BYTES, GPTQ_OPERATIONS
-from planner.figures.work import BACKWARD_OPERATIONS, Work, unit_work
+from planner.figures.work import Work, unit_work
 from planner.inventory.lora import TARGETS
 from planner.parallelism.case import Case
 from planner.spec import Layout, Lora, Quantization, TrainingJob, presets

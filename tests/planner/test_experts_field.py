@@ -15,9 +15,10 @@ from planner.decide.answers import Constraints, Estimate
 from planner.decide.recommendation import recommend
 from planner.decide.strategies import answer
 from planner.engines.deepspeed import FETCH, FETCH_BACK, REDUCED
+from planner.figures.beside import BACKWARD_OPERATIONS
 from planner.figures.expertloop import BESIDE_PRODUCTS, loop_operations
 from planner.figures.steptime import step_time
-from planner.figures.work import BACKWARD_OPERATIONS, unit_work
+from planner.figures.work import unit_work
 from planner.parallelism.case import Case
 from planner.spec import Layout
 

@@ -10,12 +10,17 @@ from itertools import groupby
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from planner.engines import engine_of
 from planner.inventory import Compute, Stage, layer_kinds, parameters, unit_weights, walk
-from planner.spec import ModelSpec
+from planner.inventory.units import lora_targets
+from planner.parallelism.case import Case
+from planner.spec import Layout, Lora, ModelSpec, TrainingJob, presets
 from planner.spec.described import ByteCount, Described, DescribedUnit, DescribedWeight, Program, Step
+from planner.spec.engines import ENGINES
 from planner.spec.importing import read_described
 
 FILE = Path(__file__).parents[1] / "recorded" / "described" / "small-olmo2.json"
@@ -57,6 +62,39 @@ def of_kinds(kinds: list[str]) -> ModelSpec:
     runs = tuple((kind, len(list(group))) for kind, group in groupby(kinds))
     found = replace(described, units=ends | {"a": layer, "b": of_wider_tensors(layer)}, runs=runs)
     return replace(model, layers=len(kinds), imported=found, name="-".join(kinds))
+
+
+def adapted(kinds: str) -> ModelSpec:
+    """With a module in layers of kind "b" alone that has the name q_proj."""
+    model = of_kinds(list(kinds))
+    described = model.described
+    assert described is not None
+    renamed = msgspec.json.encode(described.units["a"]).replace(b"q_proj", b"x_proj")
+    units = described.units | {"a": msgspec.json.decode(renamed, type=DescribedUnit)}
+    return replace(model, imported=replace(described, units=units))
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_fsdp2_gathers_of_layers_before_the_first_adapter_the_last_alone_in_backward(recompute: str) -> None:
+    job = TrainingJob(method="lora", lora=Lora(targets=("q_proj",)), seq_len=SEQ)
+    layout = Layout(engine="fsdp2", dp_shard=8, zero_stage=3, recompute=recompute)
+    case = Case(adapted("aabab"), job, layout, presets.cluster("dgx-h100"), presets.runtime(ENGINES["fsdp2"].runtime))
+    calls = engine_of("fsdp2").collectives(case)
+    found = {call.unit: call.count for call in calls if (call.op, call.phase) == ("all_gather", "backward")}
+
+    assert found == ({"a": 2, "b": 2} if recompute == "none" else {"embed": 1, "a": 3, "b": 2})
+
+
+def test_peft_adapts_no_out_proj_of_mamba() -> None:
+    model = adapted("ab")
+    described = model.described
+    assert described is not None
+    renamed = msgspec.json.encode(described.units).replace(b"q_proj", b"out_proj")
+    units = msgspec.json.decode(renamed, type=dict[str, DescribedUnit])
+    some = replace(model, imported=replace(described, units=units), family="bamba")
+
+    assert "out_proj" in lora_targets(some)
+    assert "out_proj" not in lora_targets(replace(some, family="mamba2"))
 
 
 def drawn(seed: int) -> list[str]:

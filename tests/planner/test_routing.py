@@ -8,11 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from planner.figures.byhand import routed_bytes
 from planner.figures.kernels.products import cast_seconds, named
 from planner.figures.kernels.step import Grouped, grouped_kernel_seconds, kernels_seconds
 from planner.figures.passes import coefficients, loads_of, memory_seconds
 from planner.figures.passes import device_of as device_for
-from planner.figures.work import routed_bytes, unit_work
+from planner.figures.work import unit_work
 from planner.parallelism.case import Case
 from planner.spec import Layout, TrainingJob, presets
 from planner.spec.calibration import UNCALIBRATED, calibration

@@ -12,9 +12,9 @@ import pytest
 from planner.basics.errors import PlannerError
 from planner.engines import engine_of
 from planner.engines.common import parallel_calls
+from planner.figures.byhand import routed_bytes
 from planner.figures.comm import collective_seconds, traffic
 from planner.figures.passes import coefficients
-from planner.figures.work import routed_bytes
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import TokenRouting
 from planner.parallelism.expert import parts_reached, sent_once

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -125,6 +125,14 @@ class SingleEngine(WholeEngine):
 
 class DdpEngine(WholeEngine):
     """Whole replicas, gradients all-reduced in buckets."""
+
+    @override
+    def prepare(self, unfilled: Unfilled, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        super().prepare(unfilled, make_optimizer)
+        # Every rank computes its own buffers, as under FSDP2 and ZeRO. DDP would send them before a step's first
+        # forward: rotary tables, biases of routers, masks as large as 100 MB (GPT-Neo).
+        wrapped: Any = self.model
+        wrapped.broadcast_buffers = False
 
     @override
     def groups(self) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""Describe the model of a config.json, in a process of its own: `python -m executor.worker.imported CONFIG OUT`.
+"""Describe the model of a config.json, in a process of its own: `python -m executor.worker.imported CONFIG OUT NAME`.
 
 Writes a model/1 file, or one line on stderr and exit code 2. Not here: who starts it, and for how long it may run
 (planner/spec/importing.py, executor/cli/importing.py).
@@ -24,13 +24,14 @@ def main() -> int:
     from planner.basics import reading
     from planner.basics.errors import PlannerError
     from planner.spec.huggingface import decoded
-    from planner.spec.importing import write_described
+    from planner.spec.importing import TRUSTED, write_described
 
     config, out, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    folder = config.parent.resolve() if TRUSTED in sys.argv[4:] else None
     try:
         raw = decoded(reading.read_bytes(config), str(config))
-        described = describe(raw)
-        write_described(spec_of(name, raw, config_of(raw), described), out)
+        described = describe(raw, folder=folder)
+        write_described(spec_of(name, raw, config_of(raw, folder), described), out)
     except PlannerError as error:
         print(error.sentence, file=sys.stderr)
         return error.exit_code

@@ -6,18 +6,24 @@ Not here: one recording (record.py), or the programs of units (programs.py).
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from itertools import groupby, takewhile
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
 from torch import nn
 
-from executor.worker.imported.lengths import UNIT, RecordedLengths, lengths_of, recordings
+from executor.worker.imported.lengths import DYNAMIC, UNIT, RecordedLengths, lengths_of, recordings
 from executor.worker.imported.record import (
     CodeFails,
     NotDescribed,
@@ -29,6 +35,7 @@ from executor.worker.imported.record import (
 )
 from executor.worker.imported.recorded import Recorded
 from executor.worker.model.layers import (
+    auto_class,
     can_recompute,
     counts_from_padding,
     decoder_config,
@@ -37,11 +44,13 @@ from executor.worker.model.layers import (
     unnumbered,
     without_padding,
 )
+from executor.worker.model.layers import config_of as read_config
 from executor.worker.model.losses import lend_loss
 from planner.inventory.units import ENDS
 from planner.spec.causal import other_than_causal, sentence
 from planner.spec.described import (
     DEVICES_RECORDED,
+    TOWER,
     Attend,
     Described,
     DescribedUnit,
@@ -49,6 +58,7 @@ from planner.spec.described import (
     OtherProduct,
     Program,
 )
+from planner.spec.importing import TRUSTED
 
 VARIANTS: dict[str, tuple[torch.dtype, bool]] = {
     "mixed": (torch.float32, True),
@@ -60,11 +70,7 @@ VARIANTS: dict[str, tuple[torch.dtype, bool]] = {
 DEVICES = DEVICES_RECORDED
 LISTED = ("layer_types", "layers_block_type", "block_types")
 """Keys of a configuration that name the kind of each layer."""
-LEFT_OUT = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "_name_or_path")
-"""Keys of a config.json that name code, or where to fetch it."""
 MOST_LAYERS = 2000
-SHORT = 2
-"""Layers of the small model from the last that is described on: that one, and one after it."""
 MOST_KINDS = 8
 """Kinds of layers that a description may have."""
 
@@ -73,41 +79,51 @@ NUMBERED = re.compile("^_|training|idx|index|_id$|^layer_number$|^seed$")
 """Settings of modules that say which layer it is."""
 
 
-def config_of(raw: dict[str, Any]) -> Any:
-    """Transformers' configuration of a decoded config.json. What would choose code, or fetch it, is left out."""
+def config_of(raw: dict[str, Any], folder: Path | None = None) -> Any:
+    """Transformers' configuration of a decoded config.json, by the code of a `folder` that is trusted; or a refusal."""
     from transformers import AutoConfig
 
-    kind = raw.get("model_type")
     try:
-        kept = {key: deepcopy(value) for key, value in raw.items() if key not in LEFT_OUT}  # which it may write to
-        return AutoConfig.for_model(**kept)
+        if folder is not None:
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=True)
+        return read_config(raw)
     except Exception as error:
-        raise NotDescribed(f"Transformers cannot read its configuration ({kind}): {first_line(error)}") from None
+        rule = f"Transformers cannot read its configuration ({raw.get('model_type')})"
+        raise NotDescribed(f"{rule}: {first_line(error)}") from None
 
 
-def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described:
-    """The description of a config.json's causal language model."""
+def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path | None = None) -> Described:
+    """The description of a config.json's language model as it trains on text, of the code in `folder` where that is
+    trusted."""
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
 
     if raw.get("quantization_config") is not None:
         raise NotDescribed("its weights are quantized, and those of the model before it was are needed")
     kind = raw.get("model_type")
-    if (what := other_than_causal(raw, decodes=kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)) is not None:
+    known = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or folder is not None
+    if (what := other_than_causal(raw, decodes=known)) is not None:
         raise NotDescribed(sentence(kind, what))
-    config = config_of(raw)
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if not known and "auto_map" in raw:
+        raise NotDescribed(f"it is code of its folder; executor import DIR {TRUSTED} runs that")
+    configured = partial(config_of, raw, folder)
+    config = configured()
+    if not known:
         raise NotDescribed(f"{kind} is no causal language model of Transformers")
     text = decoder_config(config)
     count = getattr(text, layer_key(text), None)
     if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
         raise NotDescribed(f"{layer_key(text)} is {count}, and must be 1 to {MOST_LAYERS}")
-    padded = False
+    build = partial(built, padded=False, trusted=folder is not None)
     with torch.device("meta"):
-        whole = built(config, torch.bfloat16)
-        if counts_from_padding(whole):
-            config, padded = config_of(raw), True
-            whole = built(config, torch.bfloat16, padded=True)
+        whole = build(config, torch.bfloat16)
+        if padded := counts_from_padding(whole):
+            build = partial(build, padded=True)
+            whole = build(configured(), torch.bfloat16)
     path, layers = layers_of(whole)
     if len(layers) != count:
         raise NotDescribed(f"{layer_key(text)} is {count}, and its longest list of layers has {len(layers)}")
@@ -115,70 +131,51 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES) -> Described
         raise NotDescribed(f"{several} is a weight of several layers")
     kinds = kinds_of(layers, text)
     places = places_of(kinds)
-    fewest = min(max(places.values()) + SHORT, count)
-    few = small_of(raw, whole, places, fewest, padded=padded)
-    programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *places)}
     names = names_of(whole, path, places)
-    weights: dict[str, tuple[DescribedWeight, ...]] = {}
-    found: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
-    unused: tuple[str, ...] = ()
-    adapts = True
-    failed: list[CodeFails] = []
-    lengths: RecordedLengths | None = None
-    for device in devices:
-        for variant, (dtype, autocast) in VARIANTS.items():
-            with fake_device(cuda=device == "cuda"):
-                model = built(few, dtype, padded=padded)
-                try:
-                    if lengths is None and not padded and not _runs(model):
-                        few, padded = small_of(raw, whole, places, fewest, padded=True), True
-                        model = built(few, dtype, padded=True)
-                    if lengths is None:
-                        lengths = lengths_of(model)
-                        model = built(few, dtype, padded=padded)  # a forward may have changed it
-                    runs = recordings(model, lengths, autocast=autocast)
-                except CodeFails as error:
-                    failed.append(error)  # of a number format that its code does not take
-                    continue
-                unused = unused_weights(model, runs.every)
-                if not weights:
-                    move_first(names, runs.every)
-                    weights = {unit: weights_of(whole, names[unit]) for unit in programs}
-                    weights |= {"embed": ()} if is_tied(whole) else {}
-                adapts = adapts and runs.frozen is not None
-            recorded = {unit: ("layer" if unit in places else unit, places.get(unit, 0)) for unit in programs}
-            for unit in programs:
-                made, programs[unit][f"{variant}-{device}"] = runs.program(unit, recorded, names)
-                experts = any(one.use == "expert" for one in weights[unit])
-                found.setdefault(unit, made.products(experts=experts))
-    if failed and not found:
-        raise failed[0]
-    assert lengths is not None
+    experts = frozenset(unit for unit in places if any(one.use == "expert" for one in weights_of(whole, names[unit])))
+    few, spots = few_layers(configured, build, whole, places)
+    with uncollected():
+        every = _on_each(devices, partial(recorded_on, partial(build, few), spots, experts))
+    first = every[0]
+    names["embed"].update({name: names["tail"].pop(name) for name in first.read_first})
+    weights = {unit: weights_of(whole, found) for unit, found in names.items()}
+    if is_tied(whole):
+        weights["embed"] = ()
+    programs = {
+        unit: {name: one for made in every for name, one in made.programs[unit].items()} for unit in first.programs
+    }
+    if any(made.lengths != first.lengths for made in every):
+        raise NotDescribed("its lengths are others on a CPU than on a GPU")
     if not any(step.weight for program in programs["tail"].values() for step in program.steps):
         raise NotDescribed("its head is no linear module that takes all tokens alike")
     units = {
         unit: DescribedUnit(
-            weights=_marked(whole, names[unit], weights[unit], unused),
+            weights=_marked(whole, names[unit], weights[unit], every[-1].unused),
             programs=programs[unit],
-            attention=found[unit][0],
-            products=found[unit][1],
+            attention=first.products[unit][0],
+            products=first.products[unit][1],
         )
         for unit in programs
     }
+    if weights[TOWER]:
+        units[TOWER] = DescribedUnit(weights=tuple(replace(one, use="unused") for one in weights[TOWER]), programs={})
     return Described(
         config=raw,
         transformers=transformers.__version__,
         units=units,
         layer_class=type(layers[0]).__name__,
         runs=tuple((kind, len(list(group))) for kind, group in groupby(kinds)),
-        multiple_of=lengths.multiple,
-        shortest=lengths.shortest,
-        longest=lengths.longest(text),
-        unused=unused,
+        multiple_of=first.lengths.multiple,
+        shortest=first.lengths.shortest,
+        longest=first.lengths.longest(text),
+        unused=every[-1].unused,
+        towers=towers_of(whole),
+        norm_apart=norm_apart(whole),
         shared=shared_weights(whole),
-        adapts=adapts,
+        adapts=all(made.adapts for made in every),
         recomputes=can_recompute(whole),
-        padded=padded,
+        padded=padded or first.padded,
+        remote_code=folder is not None and kind not in CONFIG_MAPPING,
     )
 
 
@@ -191,39 +188,126 @@ def _runs(model: Any) -> bool:
     return True
 
 
-def small_of(raw: dict[str, Any], whole: Any, places: dict[str, int], count: int, *, padded: bool) -> Any:
-    """The configuration of the first layers alone, or the whole one where its layers, or what is before and after
-    them, are others then."""
+class OnDevice(NamedTuple):
+    """What is recorded of a model on one kind of device: the lengths; by unit its programs in each number format, and
+    attention and products beside linear modules; the weights that no gradient is made of; whether adapters' programs
+    are those of frozen weights; whether its code runs with its token of padding alone; and the weights that the
+    embedding reads though the model registers them after its layers."""
+
+    lengths: RecordedLengths
+    programs: dict[str, dict[str, Program]]
+    products: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]]
+    unused: tuple[str, ...]
+    adapts: bool
+    padded: bool
+    read_first: tuple[str, ...]
+
+
+def recorded_on(build: Callable[..., Any], spots: Mapping[str, int], experts: Collection[str], device: str) -> OnDevice:
+    """Recordings of a small model's units on a kind of device, in each number format that its code takes: of its ends,
+    and of the layers at `spots`. `experts` are the units that have weights of experts."""
+    lengths: RecordedLengths | None = None
+    programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *spots)}
+    products: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
+    recorded = {unit: ("layer" if unit in spots else unit, spots.get(unit, 0)) for unit in programs}
+    unused: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    adapts, padded = True, False
+    failed: list[CodeFails] = []
+    for variant, (dtype, autocast) in VARIANTS.items():
+        with fake_device(cuda=device == "cuda"):
+            model = build(dtype)
+            try:
+                if lengths is None and not _runs(model):
+                    build, padded = partial(build, padded=True), True
+                    model = build(dtype)
+                if lengths is None:
+                    lengths = lengths_of(model)
+                    model = build(dtype)  # a forward may have changed it
+                runs = recordings(model, lengths, autocast=autocast)
+            except CodeFails as error:
+                failed.append(error)  # of a number format that its code does not take
+                continue
+            names = names_of(model, layers_of(model)[0], spots)
+            unused = unused_weights(model, runs.every, names[TOWER])
+            first = move_first(names, runs.every)
+            adapts = adapts and runs.frozen is not None
+        for unit in programs:
+            made, programs[unit][f"{variant}-{device}"] = runs.program(unit, recorded, names)
+            products.setdefault(unit, made.products(experts=unit in experts))
+    if lengths is None or not products:
+        raise failed[0]
+    return OnDevice(lengths, programs, products, unused, adapts, padded, first)
+
+
+def _on_each(devices: Sequence[str], made: Callable[[str], OnDevice]) -> list[OnDevice]:
+    """What is made on each kind of device, where there are several in a process for each: they share nothing, and one
+    takes half of an import's time."""
+    if len(devices) == 1:
+        return [made(devices[0])]
+    with ProcessPoolExecutor(len(devices), multiprocessing.get_context("fork")) as pool:
+        return list(pool.map(made, devices))
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """While entered, Python looks for no cycles: it would walk all recordings each time, for a fifth of an import's
+    time."""
+    was = gc.isenabled()
+    gc.disable()
     try:
-        with torch.device("meta"):
-            few = built(of_layers(config_of(raw), count), torch.bfloat16, padded=padded)
-    except NotDescribed:
-        return config_of(raw)
-    layers, ours = layers_of(whole)[1], layers_of(few)[1]
-    shapes = [
-        {name: tuple(weight.shape) for name, weight in model.named_parameters() if not name.startswith(f"{path}.")}
-        for model, path in ((whole, layers_of(whole)[0]), (few, layers_of(few)[0]))
-    ]
-    alike = all(_signature(layers[place]) == _signature(ours[place]) for place in places.values())
-    return of_layers(config_of(raw), count) if alike and shapes[0] == shapes[1] else config_of(raw)
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
-def built(config: Any, dtype: torch.dtype, *, padded: bool = False) -> Any:
-    """The causal language model of a configuration, whose weights nothing fills, with its token of padding where it is
-    `padded`."""
-    from transformers import AutoModelForCausalLM
+def few_layers(
+    configured: Callable[[], Any], build: Callable[..., Any], whole: Any, places: Mapping[str, int]
+) -> tuple[Any, dict[str, int]]:
+    """The configuration of a small model, and where in it the layers at `places` are: it has the first of the `whole`
+    model's layers, these, and one after the last. Where no list of the configuration says what each layer is, it has
+    all to that one; where layers, or what is before and after them, are others then too, all."""
+    layers = layers_of(whole)[1]
+    last = min(max(places.values()) + 1, len(layers) - 1)
+    for picked in (sorted({0, *places.values(), last}), list(range(last + 1)), list(range(len(layers)))):
+        few = of_layers(configured(), picked)
+        try:
+            with torch.device("meta"):
+                small = build(few, torch.bfloat16)
+        except NotDescribed:
+            continue
+        found = [*map(_signature, layers_of(small)[1])]
+        if found == [_signature(layers[place]) for place in picked] and _around(small) == _around(whole):
+            break
+    return few, {kind: picked.index(place) for kind, place in places.items()}
+
+
+def _around(model: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights before and after a model's layers."""
+    path = layers_of(model)[0]
+    return {name: tuple(weight.shape) for name, weight in model.named_parameters() if not name.startswith(f"{path}.")}
+
+
+def built(config: Any, dtype: torch.dtype, *, padded: bool = False, trusted: bool = False) -> Any:
+    """The model of a configuration, which is left as it is. Nothing fills its weights. It has its token
+    of padding where it is `padded`, and its class may be one of its folder's code where that is `trusted`."""
     from transformers.initialization import no_init_weights
 
+    config = deepcopy(config)
     if not padded:
         without_padding(config)
     try:
         with no_init_weights():
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+            model = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trusted)
     except Exception as error:
         raise NotDescribed(f"Transformers cannot build it: {first_line(error)}") from None
     model.tie_weights()
     model.config.use_cache = False
     lend_loss(model)
+    for module in model.modules():
+        if getattr(module, "rope_type", None) == DYNAMIC:  # it asks at each length whether that is beyond its positions
+            module.rope_type = "default"
     return model.train()
 
 
@@ -269,16 +353,48 @@ def places_of(kinds: Sequence[str]) -> dict[str, int]:
     return {kind: place + (place == 0 and kinds[1:2] == kinds[:1]) for kind, place in places.items()}
 
 
-def names_of(model: Any, path: str, places: dict[str, int]) -> dict[str, dict[str, str]]:
+def towers_of(model: Any) -> dict[str, str]:
+    """The modules beside a model's decoder that see or hear, by name, with their classes: whole modules of Transformers
+    beside the way from the model to its decoder."""
+    from transformers import AutoModelForCausalLM
+
+    if auto_class(model.config) is AutoModelForCausalLM:
+        return {}
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    found: dict[str, str] = {}
+
+    def look(within: nn.Module, path: str) -> None:
+        for name, module in within.named_children():
+            inner = set(module.modules())
+            if module is not decoder and (decoder in inner or head in inner):
+                look(module, f"{path}{name}.")
+            elif module not in (decoder, head) and type(module).__module__.startswith("transformers."):
+                found.update({f"{path}{name}": type(module).__name__} if any(True for _ in module.parameters()) else {})
+
+    look(model, "")
+    return found
+
+
+def norm_apart(model: Any) -> bool:
+    """Whether no child of a model's body is a norm, where Accelerate looks for the last one (fsdp_utils.py of 1.15,
+    _find_final_norm)."""
+    body = getattr(model, model.base_model_prefix, None) if model.base_model_prefix else model
+    return body is None or not any("Norm" in type(child).__name__ for child in body.children())
+
+
+def names_of(model: Any, path: str, places: Mapping[str, int]) -> dict[str, dict[str, str]]:
     """By unit, the names of its weights in the small model and in the unit."""
     tied = is_tied(model)
+    starts = tuple(f"{tower}." for tower in towers_of(model))
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     order = [name for name, _ in model.named_parameters()]
     before = set(takewhile(lambda name: not name.startswith(f"{path}."), order))
-    found: dict[str, dict[str, str]] = {unit: {} for unit in ("embed", "tail", *places)}
+    found: dict[str, dict[str, str]] = {unit: {} for unit in ("embed", "tail", *places, TOWER)}
     for name in order:
         own = name.removesuffix(".weight").removeprefix(prefix)
-        if not name.startswith(f"{path}."):
+        if name.startswith(starts):
+            found[TOWER][name] = own
+        elif not name.startswith(f"{path}."):
             found["embed" if name in before and not tied else "tail"][name] = own
     for unit, index in places.items():
         start = f"{path}.{index}."
@@ -292,14 +408,15 @@ def names_of(model: Any, path: str, places: dict[str, int]) -> dict[str, dict[st
     return found
 
 
-def move_first(names: dict[str, dict[str, str]], every: Recorded) -> None:
-    """Give the embedding the weights that it reads, and that the model registers after its layers."""
+def move_first(names: dict[str, dict[str, str]], every: Recorded) -> tuple[str, ...]:
+    """Give the embedding the weights that it reads, and that the model registers after its layers; their names."""
+    found: dict[str, None] = {}
     for node in every.base.nodes.values():
         index = every.first_operation.get(node.number)
         if index is not None and every.base.operations[index].unit == ("embed", 0):
-            for edge in node.edges:
-                if isinstance(edge, str) and edge not in names["embed"]:
-                    names["embed"][edge] = names["tail"].pop(edge)
+            found |= {edge: None for edge in node.edges if isinstance(edge, str) and edge not in names["embed"]}
+    names["embed"].update({edge: names["tail"].pop(edge) for edge in found})
+    return tuple(found)
 
 
 def shared_weights(model: Any) -> tuple[str, ...]:
@@ -353,12 +470,14 @@ def _split(plan: dict[str, str], name: str) -> int | None:
     return {"colwise": 0, "rowwise": 1, "colwise_gather_output": 0}.get(style or "")
 
 
-def unused_weights(model: Any, every: Recorded) -> tuple[str, ...]:
-    """The weights that no gradient is made of, as `unnumbered` names them."""
+def unused_weights(model: Any, every: Recorded, towers: Collection[str]) -> tuple[str, ...]:
+    """The weights that no gradient is made of, as `unnumbered` names them, but for those of `towers`."""
     edges = {edge for node in every.base.nodes.values() for edge in node.edges if isinstance(edge, str)}
     weights = dict(model.named_parameters())
+    if some := next((name for name in towers if name in edges), None):
+        raise NotDescribed(f"{some} takes part in the loss of text, beside its decoder")
     used = {unnumbered(model, name) for name in weights if name in edges}
-    found = dict.fromkeys(unnumbered(model, name) for name in weights if name not in edges)
+    found = dict.fromkeys(unnumbered(model, name) for name in weights if name not in edges and name not in towers)
     if some := next((name for name in found if name in used), None):
         raise NotDescribed(f"{some} takes part in the loss in some of its layers alone")
     return tuple(found)

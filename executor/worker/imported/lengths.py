@@ -6,8 +6,8 @@ Not here: one recording (record.py), or what is made of several (recorded.py, lo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import pairwise, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,8 @@ FAR = 4000
 """Positions at which a model's sizes must still be those polynomials, or as many as it has."""
 POSITIONS = ("max_position_embeddings", "max_seq_len", "n_positions")
 """Keys of a configuration that name how many positions a model has."""
+DYNAMIC = "dynamic"
+"""The kind of rotary positions that change where a sequence is longer than all before it."""
 STRAIGHT, LOOPED = ((1, 2, 3), (2, 3, 4)), (4, 5, 6)
 """Steps of lengths: where the number of operations is the same at all (from one chunk on, or from two), and where it
 grows."""
@@ -56,39 +58,55 @@ class RecordedLengths(NamedTuple):
 
     def longest(self, config: Any) -> int:
         """The most positions at which sizes are known: the smallest window of a configuration that no recorded length
-        is beyond, since attention has other masks there. 0 without one."""
+        is beyond, since attention has other masks there, or the end of its positions where these stretch. 0 without."""
         recorded = max(length for _, length in self.points)
-        values = (value for key, value in vars(config).items() if WINDOW.search(key) and type(value) is int)
+        ends = re.compile(f"{WINDOW.pattern}|{'|'.join(POSITIONS)}") if _stretches(config) else WINDOW
+        values = (value for key, value in vars(config).items() if ends.search(key) and type(value) is int)
         return min((value for value in values if value >= recorded), default=0)
+
+
+def _stretches(config: Any) -> bool:
+    return DYNAMIC in str(getattr(config, "rope_parameters", None))
 
 
 def lengths_of(model: Any) -> RecordedLengths:
     """The lengths to record of a model: of the smallest multiple at which its forward's sizes are polynomials, so that
     those at three lengths foretell those at one far beyond them. Enter `fake_device` first."""
     runs = _Forwards(model)
-    refusal: NotDescribed | None = None
-    for multiple, unit in _units(model.config.get_text_config()):
+    refusals: list[NotDescribed] = []
+
+    def found(multiple: int, unit: int) -> RecordedLengths | None:
         try:
             return _lengths(runs, multiple, unit)
         except NotDescribed as error:
-            refusal = refusal or error
-    assert refusal is not None
-    raise refusal
+            refusals.append(error)
+            return None
+
+    config = model.config.get_text_config()
+    named = _named_multiples(config)
+    multiples = [*named, *sorted({*PADS} - {*named})]
+    steps = [(1, UNIT), *((1, one) for one in _chosen(config)), *((one, one) for one in multiples)]
+    best = next(filter(None, starmap(found, [*steps, *((1, one) for one in PADS[-2:])])), None)
+    if best is None:
+        raise refusals[0]
+    while below := [one for one in multiples if one < best.multiple and best.multiple % one == 0]:
+        smaller = found(max(below), max(below))
+        if smaller is None:
+            break
+        best = smaller
+    return best
 
 
-def _units(config: Any) -> Iterator[tuple[int, int]]:
-    """What lengths may be a multiple of, and the positions of a step: a sequence may also be of another kind where it
-    is longer than what attention chooses of it."""
-    named = {
-        value
-        for key, value in vars(config).items()
-        if ("chunk" in key or "block" in key) and type(value) is int and 1 < value <= MOST_PADDED
-    }
-    yield 1, UNIT
-    chosen = (value for key, value in vars(config).items() if CHOSEN.search(key) and type(value) is int)
-    yield from ((1, value) for value in chosen if value > UNIT)
-    yield from ((multiple, multiple) for multiple in sorted({*named, *PADS}))
-    yield from ((1, unit) for unit in PADS[-2:])
+def _chosen(config: Any) -> list[int]:
+    """How many positions attention chooses: longer sequences are of another kind."""
+    values = (value for key, value in vars(config).items() if CHOSEN.search(key) and type(value) is int)
+    return [value for value in values if value > UNIT]
+
+
+def _named_multiples(config: Any) -> list[int]:
+    """Numbers of a configuration that may be chunks of its layers."""
+    values = {value for key, value in vars(config).items() if "chunk" in key or "block" in key if type(value) is int}
+    return sorted(value for value in values if 1 < value <= MOST_PADDED)
 
 
 class _Forwards:

@@ -130,9 +130,17 @@ class UnitProgram:
         shared = tuple(self.local[one] for one in self.shared if one in self.local) if self.unit[0] == "embed" else ()
         moved, back, starts, starts_back = self._sums()
         return Program(
-            steps=tuple(steps), output=output, shared=shared, returned=later[0], held=later[1],
+            steps=tuple(steps), output=output, shared=shared, returned=later[0], held=later[1], given=self._given(),
             moved=moved, moved_back=back, starts=starts, starts_back=starts_back, before=before,
         )  # fmt: skip
+
+    def _given(self) -> tuple[int, ...] | None:
+        """Of the storages that the embedding leaves to all layers, those that this one is called with; None for all."""
+        called = self.base.given.get(self.unit)
+        if called is None:
+            return None
+        given = tuple(place for place, storage in enumerate(self.shared) if storage in called)
+        return None if len(given) == len(self.shared) else given
 
     def _plain(self, event: Happening) -> bool:
         """Whether a linear module works on all tokens, one row each."""

@@ -86,6 +86,8 @@ class ModelRecording:
     sizes: dict[int, int] = field(default_factory=dict)
     weights: dict[int, str] = field(default_factory=dict)
     logits: TensorSeen | None = None
+    given: dict[UnitName, set[int]] = field(default_factory=dict)
+    """Storages that each layer is called with."""
 
 
 class ModelRecorder(TorchDispatchMode):
@@ -260,12 +262,14 @@ def _watched(model: nn.Module, recorder: ModelRecorder) -> list[Any]:
     layers, handles = layers_of(model)[1], []
     entered: set[int] = set()
 
-    def enter(index: int, given: Any) -> None:
+    def enter(index: int, args: Any, kwargs: Any) -> None:
         if index in entered:
             raise NotDescribed("its layers are run several times in one forward")
         entered.add(index)
         recorder.unit = ("layer", index)
-        recorder.note("enter", recorder.unit, recorder.see(given))
+        tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        recorder.found.given[recorder.unit] = {recorder.see(one).storage for one in tensors}
+        recorder.note("enter", recorder.unit, recorder.see(args[0] if args else kwargs["hidden_states"]))
 
     def leave(index: int, result: Any) -> None:
         recorder.note("leave", recorder.unit, recorder.see(result[0] if isinstance(result, tuple | list) else result))
@@ -282,7 +286,7 @@ def _watched(model: nn.Module, recorder: ModelRecorder) -> list[Any]:
     for index, layer in enumerate(layers):
         handles += [
             layer.register_forward_pre_hook(
-                lambda _, args, kwargs, index=index: enter(index, args[0] if args else kwargs["hidden_states"]),
+                lambda _, args, kwargs, index=index: enter(index, args, kwargs),
                 with_kwargs=True,
             ),
             layer.register_forward_hook(lambda _, __, result, index=index: leave(index, result)),

@@ -6,6 +6,7 @@ Not here: 4-bit weights (quantized.py), or what the planner makes of either.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from planner.spec import TrainingJob
 from planner.spec.job import Lora
+from planner.spec.plan import Plan
 
 MAGNITUDE = ".lora_magnitude_vector."
 """In the name of a matrix's magnitudes."""
@@ -28,14 +29,14 @@ COPY = ".modules_to_save."
 """In the name of a weight of a trained copy, in peft's and in the ordinary one."""
 
 
-def add_adapters(model: nn.Module, job: TrainingJob, dtype: torch.dtype) -> None:
+def add_adapters(model: nn.Module, plan: Plan, dtype: torch.dtype) -> None:
     """Adapters on the targets and trained copies of the plan's modules, everything else frozen; adapters in `dtype`, or
     in fp32 where the plan upcasts them, copies as the module is."""
     from peft import inject_adapter_in_model
 
-    lora = job.adapters or Lora()
+    lora = plan.job.adapters or Lora()
     # Injected, not wrapped: the model keeps its class, so every engine finds its layers and its head as without LoRA.
-    inject_adapter_in_model(_config(lora), model)
+    inject_adapter_in_model(_config(plan), model)
     # peft upcasts in get_peft_model only, and injection skips it.
     held = torch.float32 if lora.upcast_adapters else dtype
     for name, parameter in model.named_parameters():
@@ -43,9 +44,12 @@ def add_adapters(model: nn.Module, job: TrainingJob, dtype: torch.dtype) -> None
             parameter.data = parameter.data.to(held)
 
 
-def _config(lora: Lora, **more: Any) -> Any:
+def _config(plan: Plan, **more: Any) -> Any:
     from peft import LoraConfig
 
+    lora, described = plan.job.adapters or Lora(), plan.model.described
+    if described is not None and described.towers:  # whose modules have the names of a layer's
+        more["exclude_modules"] = rf"({'|'.join(map(re.escape, described.towers))})\..*"
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -111,13 +115,13 @@ def _again(value: Callable[[torch.Tensor], torch.Tensor], target: torch.Tensor) 
     return made if isinstance(target, DTensor) else made.clone()  # a shard is filled in place
 
 
-def save_adapters(folder: Path, job: TrainingJob, adapters: Mapping[str, torch.Tensor]) -> None:
+def save_adapters(folder: Path, plan: Plan, adapters: Mapping[str, torch.Tensor]) -> None:
     """The folder that `peft.PeftModel.from_pretrained(base, folder)` loads, of adapters by their ordinary names."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    base = job.recipe.checkpoint
-    config = _config(job.adapters or Lora(), task_type="CAUSAL_LM", base_model_name_or_path=base, inference_mode=True)
+    base = plan.job.recipe.checkpoint
+    config = _config(plan, task_type="CAUSAL_LM", base_model_name_or_path=base, inference_mode=True)
     config.save_pretrained(str(folder))
     partial = folder / f"{WEIGHTS}.partial"
     save_file({f"base_model.model.{name}": held for name, held in adapters.items()}, partial, metadata={"format": "pt"})

@@ -6,15 +6,46 @@ Not here: what is done to them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 from torch import nn
 
+from planner.spec.described import Described
+
+LEFT_OUT = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "_name_or_path")
+"""Keys of a config.json that name code, or where to fetch it."""
+
+
+def config_of(raw: dict[str, Any]) -> Any:
+    """Transformers' configuration of a decoded config.json. What would choose code, or fetch it, is left out."""
+    from transformers import AutoConfig
+
+    kept = {key: deepcopy(value) for key, value in raw.items() if key not in LEFT_OUT}  # which it may write to
+    return AutoConfig.for_model(**kept)
+
 
 def decoder_config(config: Any) -> Any:
-    """The part of a configuration that its causal language model is made of."""
+    """The part of a configuration that its decoder is made of."""
     return config.decoder if "decoder" in config.sub_configs else config.get_text_config()
+
+
+def auto_class(config: Any) -> Any:
+    """Transformers' class that builds the model of a configuration: one that sees where its type has such a form,
+    unless its architecture is named as a causal language model's own."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    kind = config.model_type
+    sees = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind)
+    alone = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
+    if sees is None or (alone != sees and alone in (config.architectures or ())):
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText
 
 
 def layer_key(text: Any) -> str:
@@ -22,16 +53,16 @@ def layer_key(text: Any) -> str:
     return next((key for key in ("num_decoder_layers", "decoder_layers") if key in vars(text)), "num_hidden_layers")
 
 
-def of_layers(config: Any, layers: int) -> Any:
-    """A configuration cut to its first layers, and all that it lists for each layer."""
+def of_layers(config: Any, layers: Sequence[int]) -> Any:
+    """A configuration with some of its layers, and of all that it lists for each layer those."""
     text = decoder_config(config)
     key = layer_key(text)
     before = getattr(text, key)
-    if layers != before:
+    if len(layers) != before:
         for name, value in list(vars(text).items()):
             if isinstance(value, list) and len(value) == before:
-                setattr(text, name, value[:layers])
-        setattr(text, key, layers)
+                setattr(text, name, [value[place] for place in layers])
+        setattr(text, key, len(layers))
     return config
 
 
@@ -52,10 +83,12 @@ def counts_from_padding(model: Any) -> bool:
     )
 
 
-def freeze_unused(model: Any, unused: Collection[str]) -> None:
-    """Freeze weights that take no part in the loss, which are named as `unnumbered` does."""
+def freeze_unused(model: Any, described: Described) -> None:
+    """Freeze weights that take no part in the loss of text: towers, and those that are named as `unnumbered` does."""
+    for tower in described.towers:
+        model.get_submodule(tower).requires_grad_(False)
     for name, weight in model.named_parameters():
-        if unused and unnumbered(model, name) in unused:
+        if described.unused and unnumbered(model, name) in described.unused:
             weight.requires_grad_(False)
 
 

@@ -103,23 +103,3 @@ def cast(model: Any, dtype: torch.dtype) -> None:
     """Give a model without data another format, but for weights that become 4-bit codes."""
     later = {id(module.weight) for module in model.modules() if awaits_codes(module)}
     model._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() and id(tensor) not in later else tensor)
-
-
-def restore_buffers(model: Any) -> None:
-    """Compute the buffers that a model built without data has none for, on the host.
-
-    Transformers' own initialisation writes them, as `from_pretrained` has it do.
-    """
-    with torch.no_grad():
-        for module in model.modules():
-            own = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
-            if not own:
-                continue
-            for name, buffer in own.items():
-                module._buffers[name] = torch.empty_like(buffer, device="cpu")
-            weights = list(module.parameters(recurse=False))
-            for weight in weights:
-                weight._is_hf_initialized = True  # these are filled later
-            model._init_weights(module)
-            for weight in weights:
-                del weight._is_hf_initialized

@@ -7,7 +7,6 @@ Not here: the numbers (values.py), adapters (adapters.py), 4-bit weights (quanti
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -19,10 +18,17 @@ from typing_extensions import override
 
 from executor.worker.model import compiled, loading, losses, recompute
 from executor.worker.model.adapters import add_adapters, is_adapter, is_magnitude, ordinary_name, with_copies
-from executor.worker.model.layers import freeze_unused, of_layers, without_padding
+from executor.worker.model.layers import (
+    auto_class,
+    config_of,
+    decoder_config,
+    freeze_unused,
+    of_layers,
+    without_padding,
+)
 from executor.worker.model.quantized import pack_layers
 from executor.worker.model.seeds import seed_all
-from executor.worker.model.values import Recorder, WeightValues, drawn, stored
+from executor.worker.model.values import Recorder, WeightValues, drawn, stored, taken
 from planner.engines.common import implementation
 from planner.inventory.compute import liger_parts
 from planner.inventory.ends import pieces_of
@@ -66,37 +72,36 @@ def unfilled_model(plan: Plan) -> Unfilled:
 
     Every rank and every layout gets the same numbers. A checkpoint that lacks a weight is refused (PlannerError).
     """
-    from transformers import AutoModelForCausalLM
-
-    job, dtype = plan.job, weight_dtype(plan.job)
+    job, dtype, config = plan.job, weight_dtype(plan.job), model_config(plan)
     seed_all(job.recipe.seed)
     recorder = Recorder()
     attention = plan.layout.attention
     chosen = {} if attention is None else {"attn_implementation": ATTENTION.get(attention, attention)}
-    with _WithoutData(), nullcontext() if job.recipe.checkpoint else recorder:
-        model = AutoModelForCausalLM.from_config(model_config(plan), dtype=dtype, trust_remote_code=False, **chosen)
+    with _WithoutData(), recorder:
+        model = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=False, **chosen)
     if plan.layout.liger:
         replace_by_liger(model, liger_parts(plan.layout.liger, plan.model))
     if plan.layout.experts is not None:
         model.set_experts_implementation(IMPLEMENTATIONS[plan.layout.experts])
     model.config.use_cache = False
     if plan.model.moe is not None:
-        model.config.output_router_logits = False  # a checkpoint may ask for the auxiliary loss
-    loading.restore_buffers(model)
+        decoder_config(model.config).output_router_logits = False  # a checkpoint may ask for the auxiliary loss
+    recorder.fill_buffers(model, job.recipe.seed)
+    own = taken(model)
     base = stored(job.recipe.checkpoint, model) if job.recipe.checkpoint else []
-    names = {} if base else {id(weight): name for name, weight in model.named_parameters()}
-    recorder.calls += [] if base else recorder.constants(model.parameters())
+    names = {} if base else {id(weight): name for name, weight in model.named_parameters() if name not in own}
+    recorder.calls = [] if base else recorder.calls + recorder.constants(model.parameters())
     if plan.model.described is not None:
-        freeze_unused(model, plan.model.described.unused)
+        freeze_unused(model, plan.model.described)
     if job.base_quantization is not None:
         pack_layers(model, job.base_quantization, dtype)
     if job.adapters is not None:
         with _WithoutData(), recorder:
-            add_adapters(model, job, dtype)
+            add_adapters(model, plan, dtype)
         adapters = [one for one in model.named_parameters() if is_adapter(one[0]) and not is_magnitude(one[0])]
         names |= {id(weight): ordinary_name(name) for name, weight in adapters}
     # peft draws adapters in fp32 and gives them the base's format, whatever they are held in afterwards.
-    values: WeightValues = chain(base, drawn(recorder.calls, names, job.recipe.seed, adapters=dtype))
+    values: WeightValues = chain(base or own.items(), drawn(recorder.calls, names, job.recipe.seed, adapters=dtype))
     if job.adapters is not None and (job.adapters.modules_to_save or job.adapters.dora):
         values = with_copies(values, model)
     recompute.enable(model, plan)
@@ -135,10 +140,10 @@ def model_config(plan: Plan) -> Any:
     if plan.job.recipe.checkpoint:
         return AutoConfig.from_pretrained(plan.job.recipe.checkpoint, local_files_only=True, trust_remote_code=False)
     if plan.model.described is not None:
-        config = AutoConfig.for_model(**plan.model.described.config | {"use_cache": False})
+        config = config_of(plan.model.described.config)
         if not plan.model.described.padded:
             without_padding(config)
-        return of_layers(config, plan.model.layers)
+        return of_layers(config, range(plan.model.layers))
     return transformers_config(plan.model, plan.job.seq_len)
 
 

@@ -32,10 +32,11 @@ SAVED = frozenset(
 def enable(model: Any, plan: Plan) -> None:
     """Recompute as the layout says."""
     how = plan.layout.recompute
-    # Nothing random, nothing to remember: the state of the generator is copied at every layer otherwise.
+    # Nothing random, nothing to remember: the state of the generator is copied at every layer otherwise. What an
+    # imported model draws its own code alone knows.
     adapters = plan.job.adapters
     shares = (plan.model.dropout, plan.model.attention_dropout, 0.0 if adapters is None else adapters.dropout)
-    random = any(share > 0 for share in shares)
+    random = plan.model.described is not None or any(share > 0 for share in shares)
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": random}
     if how == "attention":
         _recompute_attention(model, options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from safetensors import safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import override
 
 from executor.preflight.checkpoint import INDEX, SINGLE
@@ -52,83 +54,161 @@ def zeros(target: torch.Tensor) -> torch.Tensor:
     return torch.zeros((), dtype=target.dtype, device="cpu").expand(local.shape)
 
 
-CONSTANTS = {"empty": None, "zeros": 0, "ones": 1}
-"""Operations that make what modules take for their weights, and the number that is in it."""
+BARE = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
+"""Operations that make memory with no number in it."""
 
 
 class Recorder(TorchDispatchMode):
-    """While entered, notes everything that is written into a Parameter without data: how it is to be drawn.
+    """While entered, notes everything that is written into tensors without data, and what new ones are made of: how
+    weights and buffers are to be drawn or computed.
 
     Modules draw when they are made and Transformers draws again, in an order of the classes' own. Played back, one
-    seed gives the numbers that `from_config` gives.
+    seed gives the numbers that `from_config` gives, where the model's code draws into weights. What it draws elsewhere
+    (Nemotron-H's time steps) is as random, and the same on every rank.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []
-        self._made: dict[int, tuple[Any, list[_Call]]] = {}  # tensors without data by storage, which lives on
+        """Writes into weights."""
+        self._written: set[int] = set()
+        """Identities of these weights."""
+        self._made: dict[int, tuple[torch.Tensor, list[_Call]]] = {}
+        """By storage, which lives on: the first tensor on it, and the writes into it while it was no weight's."""
 
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        written = args[0] if args and func._schema.is_mutable else None
-        if isinstance(written, torch.Tensor) and written.is_meta:
-            base = written if written._base is None else written._base
-            part = None if written is base else written
-            sources = [self._made_by(one) for one in args[1:]]
-            call = _Call(func, base, args[1:], kwargs, part, sources)
-            into = self.calls if isinstance(base, nn.Parameter) else self._made_by(base)
-            assert into is not None
-            into.append(call)
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        written = args[0] if args and func._schema.is_mutable and isinstance(args[0], torch.Tensor) else None
+        known = tree_map(self._source, (args, kwargs))
+        if written is not None and not written.is_meta:
+            args, kwargs = tree_map(partial(_with_data, torch.default_generator), known)
+        elif any(one.is_meta for one in given):
+            if written is not None:
+                base = self._whole(written)
+                self._writes_into(base).append(_Call(func, base, known[0][1:], known[1], _place(written)))
+            args, kwargs = tree_map(_without_data, (args, kwargs))
         result = func(*args, **kwargs)
-        if func._opname in CONSTANTS and result.is_meta:
-            value = CONSTANTS[func._opname]
-            calls = [] if value is None else [_Call(torch.ops.aten.fill_.Scalar, result, (value,), {})]
-            self._made[result.untyped_storage()._cdata] = result.untyped_storage(), calls
-        elif func._opname == "constant_pad_nd" and result.shape == args[0].shape:  # tied biases, which may grow
-            self._made[result.untyped_storage()._cdata] = result.untyped_storage(), self._made_by(args[0]) or []
+        if written is None:
+            self._note_new(func, known, given, result)
         return result
 
-    def _made_by(self, tensor: Any) -> list[_Call] | None:
-        """What was written into a tensor without data that is no weight; None of any other."""
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_meta:
-            return None
-        storage = tensor.untyped_storage()
-        return self._made.setdefault(storage._cdata, (storage, []))[1]
+    def _note_new(self, func: Any, known: Any, given: list[torch.Tensor], result: Any) -> None:
+        """What results without data are made of, where they are no views."""
+        seen = {one.untyped_storage()._cdata for one in given} | self._made.keys()
+        for place, made in enumerate(tree_leaves(result)):
+            if isinstance(made, torch.Tensor) and made.is_meta and made.untyped_storage()._cdata not in seen:
+                writes = self._writes_into(made)
+                if func._opname not in BARE:
+                    writes.append(_Call(_copied(func, place), made, known[0], known[1], _place(made)))
+
+    def _writes_into(self, base: torch.Tensor) -> list[_Call]:
+        """The list that a write into a tensor without data, and what is on its storage before that, stands in."""
+        storage = base.untyped_storage()
+        before = self._made.setdefault(storage._cdata, (base, []))[1]
+        if not isinstance(base, nn.Parameter):
+            return before
+        if id(base) not in self._written:
+            self._written.add(id(base))
+            self.calls += [call.into(base) for call in before]
+        return self.calls
+
+    def _source(self, given: Any) -> Any:
+        if isinstance(given, torch.device):
+            return torch.device("cpu")
+        return self.source(given) if isinstance(given, torch.Tensor) and given.is_meta else given
+
+    def source(self, tensor: torch.Tensor) -> Unmade:
+        """How a tensor without data is made, of what is noted until now."""
+        base = self._whole(tensor)
+        calls = [call for call in self.calls if call.weight is base]
+        if not calls:
+            calls = list(self._made.get(base.untyped_storage()._cdata, (base, []))[1])
+        return Unmade(base, calls, _place(tensor))
+
+    def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The weight that a tensor without data is or is a part of, or else the first tensor on its storage."""
+        base = tensor if tensor._base is None else tensor._base
+        return base if isinstance(base, nn.Parameter) else self._made.get(base.untyped_storage()._cdata, (base, []))[0]
 
     def constants(self, weights: Iterable[nn.Parameter]) -> list[_Call]:
-        """Writes into weights that nothing is written into after they were made of zeros or ones."""
-        written = {id(call.weight) for call in self.calls}
-        found = []
-        for weight in weights:
-            if id(weight) not in written:
-                found += [_Call(one.func, weight, one.args, one.kwargs) for one in self._made_by(weight) or ()]
-        return found
+        """Writes into weights that nothing is written into after they were made, of ones or of other tensors."""
+        new = (weight for weight in weights if weight.is_meta and id(weight) not in self._written)
+        return [call.into(weight) for weight in new for call in self.source(weight).calls]
+
+    def fill_buffers(self, model: nn.Module, seed: int) -> None:
+        """Give a model the buffers that were made without data, on the host."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for module in model.modules():
+                for name, buffer in module.named_buffers(recurse=False):
+                    if buffer.is_meta:
+                        module._buffers[name] = self.source(buffer).made(generator)
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, Any, int]:
+    """What of its storage a tensor is: size, stride and offset."""
+    return tensor.size(), tensor.stride(), int(tensor.storage_offset())
+
+
+def _without_data(given: Any) -> Any:
+    return given.to("meta") if isinstance(given, torch.Tensor) else given
+
+
+def _with_data(generator: torch.Generator, given: Any) -> Any:
+    return given.made(generator) if isinstance(given, Unmade) else given
+
+
+def _copied(func: Any, place: int) -> Callable[..., Any]:
+    """A write of an operation's result at `place` among its results."""
+
+    def write(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        tensor.copy_(tree_leaves(func(*args, **kwargs))[place])
+
+    return write
+
+
+@dataclass(frozen=True)
+class Unmade:
+    """A tensor without data: the whole one, the writes into that, and the place of this one on its storage."""
+
+    whole: torch.Tensor
+    calls: list[_Call]
+    place: tuple[Any, Any, int]
+
+    def made(self, generator: torch.Generator, written: torch.Tensor | None = None, weight: Any = None) -> torch.Tensor:
+        """The tensor with its numbers. Of the `weight` that is being `written`, those that it has by now."""
+        if written is not None and self.whole is weight:
+            return written.as_strided(*self.place)
+        made = torch.empty(self.whole.shape, dtype=self.whole.dtype, device="cpu")
+        for call in self.calls:
+            call.on(made, generator)
+        return made.as_strided(*self.place)
 
 
 class _Call:
-    """One write into a tensor without data, or into `part`, a view of a part of it. `sources` are for each argument the
-    writes into it, where it has no data either."""
+    """One write into a tensor without data, at its `place` on the storage. Tensors without data among its arguments are
+    Unmade."""
 
-    def __init__(
-        self, func: Any, weight: torch.Tensor, args: Any, kwargs: Any, part: Any = None, sources: Any = ()
-    ) -> None:
-        self.func, self.weight, self.args, self.kwargs = func, weight, args, kwargs
-        self.shape, self.dtype = weight.shape, weight.dtype
-        self.random = torch.Tag.nondeterministic_seeded in func.tags
-        self.view = None if part is None else (part.size(), part.stride(), part.storage_offset())
-        self.sources = [None if source is None else list(source) for source in sources]
-        assert self.view is None or not self.random, "a part of a weight is drawn apart"
+    def __init__(self, func: Any, weight: torch.Tensor, args: Any, kwargs: Any, place: tuple[Any, Any, int]) -> None:
+        self.func, self.weight, self.args, self.kwargs, self.place = func, weight, args, kwargs, place
+        self.shape, self.dtype, self.part = weight.shape, weight.dtype, place != _place(weight)
+        self.random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        assert not (self.part and self.random), "a part of a weight is drawn apart"
+
+    def into(self, weight: torch.Tensor) -> _Call:
+        """The same write into what is a weight by now."""
+        return _Call(self.func, weight, self.args, self.kwargs, self.place)
 
     def on(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
-        kwargs = self.kwargs | ({"generator": generator} if self.random else {})
-        args = list(self.args)
-        for place, source in enumerate(self.sources):
-            if source is not None:
-                args[place] = torch.empty(args[place].shape, dtype=args[place].dtype, device="cpu")
-                for one in source:
-                    one.on(args[place], generator)
-        self.func(tensor if self.view is None else tensor.as_strided(*self.view), *args, **kwargs)
+        def here(given: Any) -> Any:
+            return given.made(generator, tensor, self.weight) if isinstance(given, Unmade) else given
+
+        args, kwargs = tree_map(here, (self.args, self.kwargs))
+        if self.random:
+            kwargs["generator"] = generator
+        self.func(tensor.as_strided(*self.place) if self.part else tensor, *args, **kwargs)
 
 
 def drawn(
@@ -161,6 +241,21 @@ def drawn(
         if call is made[0] and name is not None:
             yield name, partial(part, tensor.to(adapters) if is_adapter(name) else tensor)
         del tensor
+
+
+def taken(model: nn.Module) -> dict[str, WeightValue]:
+    """The weights that a model was made with numbers of, which it no longer holds: those that no module makes without
+    data, such as single numbers that are learned."""
+    names = {id(weight): name for name, weight in model.named_parameters() if not weight.is_meta}
+    found: dict[str, WeightValue] = {}
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for own, weight in module._parameters.items():
+            if weight is not None and id(weight) in names:
+                found[names[id(weight)]] = partial(part, weight.detach())
+                bare = nn.Parameter(weight.detach().to("meta"), requires_grad=weight.requires_grad)
+                module._parameters[own] = made.setdefault(id(weight), bare)
+    return found
 
 
 def stored(folder: str, model: Any) -> list[tuple[str, WeightValue]]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from executor.worker.probe.bench import Bench, ProbeRows
-from planner.figures.work import GATE_ACCESSES, NORM_BYTES
+from planner.figures.byhand import GATE_ACCESSES, NORM_BYTES
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOKENS, WIDTHS = (64, 256, 1024, 4096, 16384), (64, 128, 256, 512, 1024, 4096, 8192)
@@ -122,7 +122,7 @@ def sweeps(bench: Bench) -> ProbeRows:
 
 
 def _chains(bench: Bench, tokens: int, width: int) -> ProbeRows:
-    """A norm and a gate as eager model code has them, forward and backward, with the bytes that planner.figures.work
+    """A norm and a gate as eager model code has them, forward and backward, with the bytes that planner.figures.byhand
     counts."""
     x, gate, up = (_random(bench, tokens, width).requires_grad_() for _ in range(3))
     scale = torch.nn.Parameter(torch.ones(width, device=bench.device))
@@ -140,7 +140,7 @@ def _chains(bench: Bench, tokens: int, width: int) -> ProbeRows:
     counted = {"norm": fixed + 4 * times, "gate": 4 * GATE_ACCESSES["eager"]}
     calls = {"norm": norm, "gate": gated}
     return [
-        # Backward moves twice what forward does, as planner.figures.work has it.
+        # Backward moves twice what forward does, as planner.figures.byhand has it.
         {"kind": kind, "bytes": 3.0 * tokens * width * counted[kind], "seconds": bench.seconds(call, PRODUCT_S)}
         for kind, call in calls.items()
     ]

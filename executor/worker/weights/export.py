@@ -22,6 +22,7 @@ from safetensors import safe_open
 
 from executor.folder import rundir
 from executor.worker.model.adapters import merged
+from executor.worker.model.layers import auto_class
 from executor.worker.weights.weights import SHARD_BYTES, SafetensorsWriter, read
 from planner.basics import reading
 from planner.basics.errors import PlannerError
@@ -35,7 +36,7 @@ TOKENIZER_FILES = (
 
 def export(run: Path, target: Path, dtype: str | None, shard_bytes: int, *, merge: bool = False) -> dict[str, Any]:
     """Write `target`, which is not there yet; what was written."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     plan = rundir.read_run_plan(run)
     adapters = run / rundir.ADAPTER if plan.job.adapters else None
@@ -46,7 +47,7 @@ def export(run: Path, target: Path, dtype: str | None, shard_bytes: int, *, merg
     weights: Iterator[tuple[str, torch.Tensor]]
     if adapters:
         # In fp32, however the base was held: what adapters add is small beside it.
-        loaded = AutoModelForCausalLM.from_pretrained(
+        loaded = auto_class(config).from_pretrained(
             base, dtype=torch.float32, local_files_only=True, trust_remote_code=False
         )
         model: Any = merged(loaded, adapters)
@@ -55,7 +56,7 @@ def export(run: Path, target: Path, dtype: str | None, shard_bytes: int, *, merg
         cast = DTYPES[dtype] if dtype else config.dtype
     else:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            model = auto_class(config).from_config(config, trust_remote_code=False)
         weights = checked(model, read(base))
         cast = DTYPES[dtype] if dtype else None
     with SafetensorsWriter(target, shard_bytes) as writer:

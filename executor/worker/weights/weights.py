@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -22,6 +22,7 @@ from executor.preflight.checkpoint import INDEX, SINGLE
 from executor.worker.data.tokenizer import own_tokenizer
 from executor.worker.engines.base import RankEngine
 from executor.worker.model.adapters import ordinary_name, save_adapters, saved_name
+from executor.worker.model.layers import auto_class
 from executor.worker.model.model import model_config
 from executor.worker.model.quantized import unpacked
 from planner.basics.errors import PlannerError
@@ -46,17 +47,19 @@ def save(plan: Plan, engine: RankEngine, folder: Path, rank: int, shard_bytes: i
         return
     partial, target = folder / f"{WEIGHTS}.partial", folder / WEIGHTS
     keep = not base_is_checkpoint(plan)
+    whole = (module for module in engine.model.modules() if hasattr(module, "all_tied_weights_keys"))
+    tied = getattr(next(whole, None), "all_tied_weights_keys", ())  # second names of a weight
     adapters: dict[str, torch.Tensor] = {}
     try:
         with SafetensorsWriter(partial, shard_bytes) as writer:
             for name, weight in unpacked(engine.model, engine.weights()):
                 if (saved := saved_name(name)) is not None:
                     adapters[saved] = weight.detach().cpu().contiguous()
-                elif keep and not (plan.model.tied and name.endswith(TIED_HEAD)):
+                elif keep and not (plan.model.tied and name.endswith(TIED_HEAD)) and ordinary_name(name) not in tied:
                     writer.add(ordinary_name(name), weight)
         if adapters:
             made = folder / f"{ADAPTER}.partial"
-            save_adapters(made, plan.job, adapters)
+            save_adapters(made, plan, adapters)
             save_tokenizer(plan, made)
             made.rename(folder / ADAPTER)
         if keep:
@@ -139,15 +142,15 @@ def write_configuration(plan: Plan, dtype: torch.dtype | None, folder: Path) -> 
 
     Where the run began with a checkpoint, its own; the built-in byte tokenizer is not a file.
     """
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
 
-    recipe, config, classes = plan.job.recipe, model_config(plan), cast("Any", AutoModelForCausalLM)
+    recipe, config = plan.job.recipe, model_config(plan)
     tokenizer = save_tokenizer(plan, folder)
     if tokenizer and not recipe.checkpoint:
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(config, name, getattr(tokenizer, name))
     config.dtype = str(dtype).removeprefix("torch.")
-    config.architectures = [classes._model_mapping[type(config)].__name__]
+    config.architectures = [auto_class(config)._model_mapping[type(config)].__name__]
     config.use_cache = True  # generating without is slow
     config.save_pretrained(folder)
     if recipe.checkpoint and (Path(recipe.checkpoint) / "generation_config.json").is_file():

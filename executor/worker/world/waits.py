@@ -20,7 +20,6 @@ from torch.distributed import _functional_collectives as functional
 _PLACES: tuple[tuple[Any, str], ...] = (
     (dist.Work, "wait"),  # whatever Python calls: torch's FSDP2 and DeepSpeed do
     (functional, "wait_tensor"),  # of DTensors
-    (dist, "_broadcast_coalesced"),  # DDP's buffers, before a forward
 )
 _waited_s = 0.0
 _inside = False

@@ -16,6 +16,7 @@ from planner.basics.formula import formula
 from planner.calibrate.asked import RunConditions
 from planner.engines.base import Call
 from planner.figures import steptime
+from planner.figures.beside import element_bytes_of
 from planner.figures.comm import Traffic, collective_seconds
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import KernelCall, kernels_seconds
@@ -36,7 +37,7 @@ from planner.figures.passes import (
 )
 from planner.figures.pipelinetime import Played, StepParts, chunk_seconds, pipeline_seconds, play, seconds_sent, sends
 from planner.figures.steptime import StepTime, step_traffic
-from planner.figures.work import Work, element_bytes_of, unit_work
+from planner.figures.work import Work, unit_work
 from planner.parallelism.case import Case
 from planner.parallelism.pipeline import boundary_bytes
 from planner.spec.calibration import Calibration, Coefficients
