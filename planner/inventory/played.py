@@ -17,7 +17,6 @@ from planner.spec import ModelSpec
 from planner.spec.described import (
     INPUT,
     WEIGHT,
-    Alike,
     AutogradStep,
     ByteCount,
     Described,
@@ -25,6 +24,7 @@ from planner.spec.described import (
     Give,
     Make,
     Program,
+    StandsFor,
     Step,
     head_step,
 )
@@ -235,7 +235,7 @@ class Player:
         self.tape.release(grad)
         self._backward(node, grad, ())
 
-    def _kept_beside(self, alike: Alike, places: Sequence[int], term: str) -> list[Storage]:
+    def _kept_beside(self, alike: StandsFor, places: Sequence[int], term: str) -> list[Storage]:
         """What a node keeps in the iterations that it stands for, held once more each."""
         found = {(place - alike.reach) % alike.width: place for place in places if place >= alike.reach}
         for key, place in found.items():
@@ -247,7 +247,7 @@ class Player:
                 self.alike[key] = known
         return [self.alike[key] for key in found]
 
-    def _beside(self, alike: Alike, place: int, term: str) -> Storage:
+    def _beside(self, alike: StandsFor, place: int, term: str) -> Storage:
         return self.tape.allocate(self._at(place).size * alike.more, term)
 
     def _several(self, node: AutogradStep, made: Sequence[Tensor], kept: Sequence[Tensor]) -> None:

@@ -70,7 +70,7 @@ class AutogradStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     own: int = 0
 
 
-class Alike(msgspec.Struct, frozen=True, array_like=True):
+class StandsFor(msgspec.Struct, frozen=True, array_like=True):
     """An operation stands for those of `more` iterations too, of which each keeps what it keeps itself of iterations:
     storages from `reach` on, of which an iteration has `width`. Those in `stays` are there until after the loop."""
 
@@ -101,7 +101,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bias: str = ""
     copy: bool = False
     depends: tuple[str, ...] = ()
-    alike: Alike | None = None
+    alike: StandsFor | None = None
 
 
 class OtherProduct(msgspec.Struct, frozen=True, array_like=True):

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from planner.spec.described import Alike, AutogradStep, BackwardStep, Give, Loop, Program, Step
+from planner.spec.described import AutogradStep, BackwardStep, Give, Loop, Program, StandsFor, Step
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class _Longer:
             made = range(storage, storage + len(step.new))
             storage += len(step.new)
             stays = tuple(one for one in made if (one - reach) % width not in ended)
-            found.append(replace(step, alike=Alike(self.beyond, reach, width, stays)))
+            found.append(replace(step, alike=StandsFor(self.beyond, reach, width, stays)))
         return found
 
     def _relative(self, step: Step, later: int, copy: int) -> Step:

@@ -17,7 +17,7 @@ from executor.worker.imported import describe as describing
 from executor.worker.imported.describe import built, config_of, describe
 from executor.worker.imported.facts import spec_of
 from executor.worker.imported.programs import PRODUCTS
-from executor.worker.imported.record import NotDescribed, fake_device, record
+from executor.worker.imported.record import fake_device, record
 from executor.worker.trace.trace import trace
 from planner.inventory import parameters
 from planner.inventory.played import size
@@ -27,8 +27,9 @@ from planner.spec.described import Described, OtherProduct
 from scripts.trace_pairs import planned
 
 LAYERS = 4
-DESCRIBED_LAYERS = {"mamba2": 4, "qwen3_5_text": 2}
+DESCRIBED_LAYERS = {"mamba": 3, "mamba2": 4, "qwen3_5_text": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
+    "mamba": {"hidden_size": 64, "state_size": 16, "vocab_size": 128},
     "mamba2": {
         "hidden_size": 64, "num_heads": 16, "head_dim": 16, "expand": 4, "state_size": 64, "n_groups": 2,
         "chunk_size": 64, "vocab_size": 128,
@@ -39,7 +40,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": 128,
     },
 }  # fmt: skip
-MULTIPLES = {"mamba2": 64, "qwen3_5_text": 64}
+MULTIPLES = {"mamba": 1, "mamba2": 64, "qwen3_5_text": 64}
 
 
 def config(kind: str, layers: int = LAYERS) -> dict[str, Any]:
@@ -47,7 +48,9 @@ def config(kind: str, layers: int = LAYERS) -> dict[str, Any]:
     return {"model_type": kind, "num_hidden_layers": layers} | CONFIGS[kind] | types
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(one, marks=pytest.mark.long) if one == "mamba" else one for one in CONFIGS]
+)
 def model(request: pytest.FixtureRequest) -> ModelSpec:
     raw = config(request.param)
     with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +85,7 @@ def test_lengths_are_multiples_of_the_chunk(model: ModelSpec) -> None:
     assert found.multiple_of == multiple
     assert found.shortest % multiple == 0
     loop = found.units["layer"].programs["pure-cuda"].loop
-    assert (loop is not None) == found.has_loops == (model.family == "qwen3_5_text")
+    assert (loop is not None) == found.has_loops == (model.family != "mamba2")
     assert loop is None or loop.positions == multiple
 
 
@@ -101,10 +104,3 @@ def test_products_of_a_layer_are_those_of_its_code_at_another_length(model: Mode
     )
 
     assert found == pytest.approx(counted)
-
-
-def test_a_model_with_an_iteration_for_each_position_is_refused() -> None:
-    raw = {"model_type": "mamba", "hidden_size": 32, "state_size": 4, "num_hidden_layers": 3, "vocab_size": 64}
-
-    with pytest.raises(NotDescribed, match="an iteration for each position"):
-        describe(raw, ("cuda",))
