@@ -200,8 +200,8 @@ def _towers(question: Question) -> tuple[str, ...]:
     if not held:
         return ()
     return (
-        f"{question.model.name} has {held:,} parameters beside its text model. This is training on text: they are held "
-        "and frozen, and nothing of images is counted",
+        f"{question.model.name} has {held:,} parameters outside its text model (vision tower, projector). The plan "
+        "trains on text: they take memory and stay frozen, and images are not counted",
     )
 
 

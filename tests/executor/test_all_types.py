@@ -81,7 +81,7 @@ HYBRID = re.compile("bamba|hybrid|falcon_h1|kimi|mamba|minimax|nemotron_h|next|q
 """Types that take minutes: they have loops over chunks, or many operations a layer."""
 REFUSED_SEEING = {"mllama": "takes part in the loss in some of its layers alone"}
 """The same of models that see."""
-SEEING_IN_CI = Random(32).sample(SEEING, 2)
+SEEING_IN_CI = Random(32).sample(SEEING, 1)
 IN_CI = Random(31).sample([one for one in TYPES if not HYBRID.search(one)], 6)
 
 

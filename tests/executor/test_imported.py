@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-import torch
 from click.testing import CliRunner
 from transformers import CONFIG_MAPPING, dynamic_module_utils
 from transformers.models.auto.modeling_auto import (
@@ -68,7 +67,7 @@ IN_CI = Random(29).sample(EVERY, 6)
 SEEING = ("internvl", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl")
 """Types of models that see, which are trained on text."""
 SEE = list(product(SEEING, SPLITS, ("pure-bf16",), ("none", "full")))
-SEE_IN_CI = Random(30).sample(SEE, 2)
+SEE_IN_CI = Random(30).sample(SEE, 1)
 
 
 def default_config(kind: str) -> dict[str, Any]:
@@ -101,15 +100,6 @@ def test_peak_of_a_described_model_is_that_of_a_trace_at_other_sizes(
     assert report.memory.peak.error_percent == pytest.approx(0, abs=0.5)
     for line in report.traffic.lines:
         assert line.error_percent == pytest.approx(0, abs=1e-6), line
-
-
-@pytest.mark.parametrize("kind", Random(30).sample(IMPORTED, 4))
-def test_parameters_of_a_described_model_are_those_of_its_module(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = default_config(kind)
-    with torch.device("meta"):
-        module = describing.built(config_of(raw), torch.bfloat16)
-
-    assert parameters(described(raw, "pure", monkeypatch)) == sum(one.numel() for one in module.parameters())
 
 
 BY_HAND = ("llama", "mistral", "qwen2", "qwen3")
