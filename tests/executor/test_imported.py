@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -232,7 +233,8 @@ def test_an_import_that_is_interrupted_leaves_no_process_and_no_file(tmp_path: P
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "olmo2"}))
     command = [sys.executable, "-m", "planner", "estimate", "--model", str(tmp_path), "--gpus", "8"]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as asked:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what starts the tests may have it ignored
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as asked:
         assert asked.stderr is not None
         assert "is described by its own code" in asked.stderr.readline()
         while len(started := psutil.Process(asked.pid).children(recursive=True)) < len(WITH_DEVICES):
