@@ -75,8 +75,10 @@ def described_weights(model: ModelSpec, unit: str) -> tuple[Weight, ...]:
     )
 
 
+@lru_cache(maxsize=256)
 def described_first(model: ModelSpec) -> tuple[Weight, ...]:
-    """What stands before the layers, of a tied table's unit what is read there; the token table first."""
+    """The weights of the embedding. A tied table is in the tail's unit: then those of the tail that the embedding
+    reads, the token table first."""
     described = described_of(model)
     if not model.tied:
         return described_weights(model, "embed")

@@ -233,7 +233,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
         return hash((self.layer_class, self.transformers, self.multiple_of))
 
     def runs_of(self, layers: int) -> tuple[tuple[str, int], ...]:
-        """The runs of a model of so many layers."""
+        """The model's `runs`, or those of a description without them, by its number of layers."""
         dense = (("dense", self.dense_layers), ("layer", layers - self.dense_layers))
         return self.runs or tuple(run for run in dense if run[1])
 

@@ -191,10 +191,12 @@ def _place_of(
 ) -> tuple[str, int]:
     """A place in the graph as the program of the unit that made it numbers it."""
     name = next((name for name, at in places.items() if at == unit), "")
-    made = UnitProgram(every, unit, names[name], None) if name else None
-    if made is None or (made.made(), place not in made.places)[1]:
-        raise NotDescribed(f"what {named(unit)} made is read beside the layer after it")
-    return name, made.places[place]
+    if name:
+        made = UnitProgram(every, unit, names[name], None)
+        made.made()  # which numbers its places
+        if place in made.places:
+            return name, made.places[place]
+    raise NotDescribed(f"what {named(unit)} made is read beside the layer after it")
 
 
 def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool) -> Recordings:
