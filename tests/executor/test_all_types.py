@@ -56,7 +56,7 @@ REFUSED: dict[str, str] = {
     "gemma3n": "Transformers cannot build it: ImportError",
     "gemma4_assistant": "Transformers cannot build it",
     "gemma4_unified_assistant": "Transformers cannot build it",
-    "hrm_text": "its layers are run several times in one forward",
+    "hrm_text": "num_hidden_layers is 128, and its longest list of layers has 16",
     "inkling2_text": "what it does between its layers is not the same for each",
     "longcat_flash": "num_hidden_layers is 56, and its longest list of layers has 28",
     "mllama": "takes part in the loss in some of its layers alone",
