@@ -300,7 +300,7 @@ class UnitProgram:
             where = self._storage(ours.get(storage, storage))
             if where is not None and where not in keeps:
                 keeps.append(where)
-        back, own = self._back(recorded, number)
+        back, own = self._back(recorded, number, like)
         if like is not None:
             own = sum(not isinstance(one, WeightGradient) for one in back[:own])
             back = tuple(one for one in back if not isinstance(one, WeightGradient))
@@ -317,8 +317,12 @@ class UnitProgram:
                 found[here.storage] = there.storage
         return found
 
-    def _back(self, recorded: Recorded, number: int) -> tuple[tuple[BackwardStep, ...], int]:
-        """What a node's backward does, and how much of it before autograd formats the gradients (0: all)."""
+    def _back(
+        self, recorded: Recorded, number: int, like: AutogradStep | None = None
+    ) -> tuple[tuple[BackwardStep, ...], int]:
+        """What a node's backward does, and how much of it before autograd formats the gradients (0: all). Of a frozen
+        recording the sizes are those of the same operation in the others, where one is as large."""
+        known = {} if like is None else {recorded.value(one.size): one.size for one in like.back if isinstance(one, Make)}
         events = recorded.backward_of[number]
         operations = [recorded.base.operations[one.what].name for one in events if one.kind == "op"]
         computes = max((place for place, name in enumerate(operations) if name not in FORMATS), default=-1)
@@ -339,7 +343,7 @@ class UnitProgram:
                         written.add(of_weight[storage])
                         continue
                     numbers[storage] = len(numbers)
-                    found.append(Make(recorded.size(storage)))
+                    found.append(Make(known.get(recorded.base.sizes[storage]) or recorded.size(storage)))
             elif event.kind == "free" and event.what in numbers:
                 found.append(Free(numbers[event.what]))
         for place, (edge, storage) in enumerate(zip(edges, given, strict=False)):

@@ -50,7 +50,8 @@ def auto_class(config: Any) -> Any:
 
 def layer_key(text: Any) -> str:
     """What a configuration calls its number of layers."""
-    return next((key for key in ("num_decoder_layers", "decoder_layers") if key in vars(text)), "num_hidden_layers")
+    names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "num_layers")
+    return next((key for key in names if key in vars(text)), "num_hidden_layers")
 
 
 def of_layers(config: Any, layers: Sequence[int]) -> Any:
