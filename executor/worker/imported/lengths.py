@@ -26,6 +26,8 @@ PADS = tuple(2**power for power in range(3, 10))
 MOST_PADDED = 1024
 WINDOW = re.compile("window|attention_chunk")
 """Keys of a configuration that name how far attention sees."""
+CHUNK = re.compile("^(?!num_).*(chunk|block)")
+"""Keys of a configuration that may name a chunk."""
 CHOSEN = re.compile("index_topk|indexer_budget")
 """Keys of a configuration that name how many positions attention chooses."""
 FAR = 4000
@@ -113,7 +115,7 @@ def _rates(config: Any) -> list[int]:
 
 def _named_multiples(config: Any) -> list[int]:
     """Numbers of a configuration that may be chunks of its layers."""
-    values = {value for key, value in vars(config).items() if "chunk" in key or "block" in key if type(value) is int}
+    values = {value for key, value in vars(config).items() if CHUNK.search(key) and type(value) is int}
     return sorted(value for value in values if 1 < value <= MOST_PADDED)
 
 

@@ -89,12 +89,14 @@ class UnitProgram:
 
     @cached_property
     def shared(self) -> dict[int, int]:
-        """Storages that the embedding's unit leaves to all layers, with their numbers."""
+        """Storages that the embedding's unit leaves to all layers, with their numbers; copies of linear modules' weights
+        that autocast keeps are the planner's own."""
         forward = self.recorded.halves[0]
         first = next(one for one in forward if one.kind == "enter")
-        made = [one for op in self._of(("embed", 0)) for one in op.made if one != first.tensor.storage]
-        gone = {storage for _, unit, storage in self.recorded.deaths if unit == ("embed", 0)}
         weights = self.base.weights
+        ours = (op for op in self._of(("embed", 0)) if not (op.name == "_to_copy" and op.inputs[0].storage in weights))
+        made = [one for op in ours for one in op.made if one != first.tensor.storage]
+        gone = {storage for _, unit, storage in self.recorded.deaths if unit == ("embed", 0)}
         return {
             one: -2 - place for place, one in enumerate(one for one in made if one not in gone and one not in weights)
         }
