@@ -342,9 +342,11 @@ def _signature(layer: nn.Module) -> tuple[Any, ...]:
 
 
 def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """Switches of a module that may differ from layer to layer, and that its weights do not show: NoPE, a window."""
+    """Switches of a module that may differ from layer to layer, and that its weights do not show: NoPE, a window; of
+    fractions, whether they are 0."""
     found = ((key, value) for key, value in vars(module).items() if not NUMBERED.search(key))
-    return tuple(sorted((key, str(value)) for key, value in found if value is None or isinstance(value, int)))
+    known = ((key, value != 0 if isinstance(value, float) else value) for key, value in found)
+    return tuple(sorted((key, str(value)) for key, value in known if value is None or isinstance(value, int)))
 
 
 def places_of(kinds: Sequence[str]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from itertools import pairwise, starmap
+from itertools import combinations, pairwise, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,8 @@ PADS = tuple(2**power for power in range(3, 10))
 MOST_PADDED = 1024
 WINDOW = re.compile("window|attention_chunk")
 """Keys of a configuration that name how far attention sees."""
+CHUNK = re.compile("^(?!num_).*(chunk|block)")
+"""Keys of a configuration that may name a chunk."""
 CHOSEN = re.compile("index_topk|indexer_budget")
 """Keys of a configuration that name how many positions attention chooses."""
 FAR = 4000
@@ -85,7 +87,9 @@ def lengths_of(model: Any) -> RecordedLengths:
     config = model.config.get_text_config()
     named = _named_multiples(config)
     multiples = [*named, *sorted({*PADS} - {*named})]
-    steps = [(1, UNIT), *((1, one) for one in _chosen(config)), *((one, one) for one in multiples)]
+    chosen = _chosen(config)
+    compressed = [(rate, one * least) for one in chosen for least, rate in combinations(_rates(config), 2)]
+    steps = [(1, UNIT), *compressed, *((1, one) for one in chosen), *((one, one) for one in multiples)]
     best = next(filter(None, starmap(found, [*steps, *((1, one) for one in PADS[-2:])])), None)
     if best is None:
         raise refusals[0]
@@ -103,9 +107,15 @@ def _chosen(config: Any) -> list[int]:
     return [value for value in values if value > UNIT]
 
 
+def _rates(config: Any) -> list[int]:
+    """How many positions a configuration's layers compress into one, of which attention then chooses."""
+    found = getattr(config, "compress_rates", None)
+    return sorted(set(found.values())) if isinstance(found, dict) else []
+
+
 def _named_multiples(config: Any) -> list[int]:
     """Numbers of a configuration that may be chunks of its layers."""
-    values = {value for key, value in vars(config).items() if "chunk" in key or "block" in key if type(value) is int}
+    values = {value for key, value in vars(config).items() if CHUNK.search(key) and type(value) is int}
     return sorted(value for value in values if 1 < value <= MOST_PADDED)
 
 
@@ -143,7 +153,7 @@ def _lengths(runs: _Forwards, multiple: int, unit: int) -> RecordedLengths:
     if all(runs.count(one * unit) == count for one in (3, 4, BEYOND) if one * unit <= within or unit == multiple):
         lengths = [unit * one for one in STRAIGHT[runs.count(unit) != count]]
         far = multiple * max(min(FAR, runs.positions) // multiple, BEYOND)
-        far = far if far > lengths[-1] else lengths[-1] + unit // 2 + 1
+        far = far if far > lengths[-1] else lengths[-1] + multiple * (unit // 2 // multiple + 1)
         far -= multiple * (far // multiple % 2 == 0 and far > multiple * BEYOND)
         runs.foretell(lengths, far)
         return RecordedLengths(multiple, _points(lengths, far), False)

@@ -89,12 +89,14 @@ class UnitProgram:
 
     @cached_property
     def shared(self) -> dict[int, int]:
-        """Storages that the embedding's unit leaves to all layers, with their numbers."""
+        """Storages that the embedding's unit leaves to all layers, with their numbers; copies of linear modules' weights
+        that autocast keeps are the planner's own."""
         forward = self.recorded.halves[0]
         first = next(one for one in forward if one.kind == "enter")
-        made = [one for op in self._of(("embed", 0)) for one in op.made if one != first.tensor.storage]
-        gone = {storage for _, unit, storage in self.recorded.deaths if unit == ("embed", 0)}
         weights = self.base.weights
+        ours = (op for op in self._of(("embed", 0)) if not (op.name == "_to_copy" and op.inputs[0].storage in weights))
+        made = [one for op in ours for one in op.made if one != first.tensor.storage]
+        gone = {storage for _, unit, storage in self.recorded.deaths if unit == ("embed", 0)}
         return {
             one: -2 - place for place, one in enumerate(one for one in made if one not in gone and one not in weights)
         }
@@ -300,7 +302,7 @@ class UnitProgram:
             where = self._storage(ours.get(storage, storage))
             if where is not None and where not in keeps:
                 keeps.append(where)
-        back, own = self._back(recorded, number)
+        back, own = self._back(recorded, number, like)
         if like is not None:
             own = sum(not isinstance(one, WeightGradient) for one in back[:own])
             back = tuple(one for one in back if not isinstance(one, WeightGradient))
@@ -317,8 +319,12 @@ class UnitProgram:
                 found[here.storage] = there.storage
         return found
 
-    def _back(self, recorded: Recorded, number: int) -> tuple[tuple[BackwardStep, ...], int]:
-        """What a node's backward does, and how much of it before autograd formats the gradients (0: all)."""
+    def _back(
+        self, recorded: Recorded, number: int, like: AutogradStep | None = None
+    ) -> tuple[tuple[BackwardStep, ...], int]:
+        """What a node's backward does, and how much of it before autograd formats the gradients (0: all). Of a frozen
+        recording the sizes are those of the same operation in the others, where one is as large."""
+        known = {} if like is None else {recorded.value(one.size): one.size for one in like.back if isinstance(one, Make)}
         events = recorded.backward_of[number]
         operations = [recorded.base.operations[one.what].name for one in events if one.kind == "op"]
         computes = max((place for place, name in enumerate(operations) if name not in FORMATS), default=-1)
@@ -339,7 +345,7 @@ class UnitProgram:
                         written.add(of_weight[storage])
                         continue
                     numbers[storage] = len(numbers)
-                    found.append(Make(recorded.size(storage)))
+                    found.append(Make(known.get(recorded.base.sizes[storage]) or recorded.size(storage)))
             elif event.kind == "free" and event.what in numbers:
                 found.append(Free(numbers[event.what]))
         for place, (edge, storage) in enumerate(zip(edges, given, strict=False)):

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from executor.worker.imported.loops import aligned
+from executor.worker.imported.loops import aligned, terms
 from executor.worker.imported.record import (
     Happening,
     ModelRecording,
@@ -181,6 +181,10 @@ class Recorded:
         if any(storage not in run.sizes for run in self.runs):
             raise NotDescribed(f"{self._maker(storage)} is made by no operation")
         return size_of(self.points, [run.sizes[storage] for run in self.runs], lambda: self._maker(storage))
+
+    def value(self, size: ByteCount) -> int:
+        """The bytes that a size is in the first recording."""
+        return round(terms(size).at(*self.points[0]))
 
     @cached_property
     def growing(self) -> dict[int, ByteCount]:
