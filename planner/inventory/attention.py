@@ -293,8 +293,9 @@ def walk_attention(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> Ten
     for role in ("q_norm", "k_norm"):
         if role in weights:
             plain, heads = (q, model.heads) if role == "q_norm" else (k, model.kv_heads)
-            fp32 = model.block == "sandwich"
-            normal = compute.norm(tape, plain, weights[role], rows=compute.heads(heads), scales_in_fp32=fp32)
+            gemma = model.block == "sandwich"
+            rows = compute.heads(heads)
+            normal = compute.norm(tape, plain, weights[role], rows=rows, scales_in_fp32=gemma, from_one=gemma)
             tape.drop(plain)
             q, k = (normal, k) if role == "q_norm" else (q, normal)
     if model.positions == "rope" and compute.kernels.rotary == "fused":  # which leaves a part of the head alone itself

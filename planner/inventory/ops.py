@@ -197,12 +197,13 @@ def rms_norm_eager(
     share: float = 1.0,
     rows: int = 1,
     scales_in_fp32: bool = False,
+    from_one: bool = False,
 ) -> Tensor:
     """Transformers' RMSNorm: square, mean, reciprocal root and product in fp32, cast back, times the weight.
 
     Keeps the fp32 input, the root (4 bytes a row) and, when the weight is trained, the normalised input. A token has
     `rows` rows (one, or one a head), of which `share` are this rank's (sequence parallelism). Gemma and gpt-oss
-    multiply by the weight before they cast (`scales_in_fp32`).
+    multiply by the weight before they cast (`scales_in_fp32`), Gemma by one more than it (`from_one`), which it keeps.
     """
     hidden = weight.elements * rows * share
     full, row = Size(per_token=4.0 * hidden), Size(per_token=4.0 * rows * share)
@@ -250,8 +251,9 @@ def rms_norm_eager(
             tape.weight_grad(weight.elements)
             tape.release(product)
 
-    tape.record(output, (normal,) if weight.trainable else (), weight_backward)
-    tape.drop(normal, scaled32, variance)
+    factor = [tape.new(Size(fixed=4.0 * weight.elements))] if from_one else []
+    tape.record(output, (normal, *factor) if weight.trainable else factor, weight_backward)
+    tape.drop(normal, scaled32, variance, *factor)
     if not scales_in_fp32:
         return output
     return tape.replaced(output, cast(tape, output, element_bytes / 4.0))

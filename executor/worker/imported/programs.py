@@ -415,7 +415,9 @@ class UnitProgram:
         ends: dict[int, list[int]] = {}
         gone: dict[int, UnitName] = {}
         for at, unit, storage in self.recorded.deaths:
-            gone[storage] = unit
+            # What goes as the last layer returns goes as any other next one does.
+            ends_loop = unit == ("tail", 0) and self.base.operations[at].unit[0] == "layer"
+            gone[storage] = self.base.operations[at].unit if ends_loop else unit
             if unit != self.unit or storage in self.inner:
                 continue
             where = self._storage(storage)
