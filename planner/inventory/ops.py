@@ -286,6 +286,20 @@ def soft_cap(tape: Tape, x: Tensor) -> Tensor:
     return tape.replaced(bent, scaled(tape, bent))
 
 
+def softmax(tape: Tape, x: Tensor, ratio: float, *, converts: bool, on_cpu: bool) -> Tensor:
+    """softmax(x, dtype=...) `ratio` times as large as x: keeps its result, and a GPU's backward multiplies that by its
+    gradient in a tensor apart. Unless one kernel does both, x is converted before (devices.fuses_conversion)."""
+    source = cast(tape, x, ratio) if converts else tape.hold(x)
+    output = tape.new(x.size * ratio, needs_grad=x.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        tape.grad_of(source)
+        if not on_cpu:
+            tape.release(tape.allocate(output.size))
+
+    return tape.replaced(source, tape.record(output, (output,), backward))
+
+
 def dropout(tape: Tape, x: Tensor, probability: float, mask_share: float) -> Tensor:
     """Dropout keeps its mask, `mask_share` of x (devices.mask_bytes)."""
     if probability == 0:
@@ -347,6 +361,18 @@ def copied(tape: Tape, x: Tensor, ratio: float = 1.0) -> Tensor:
 def cloned(tape: Tape, x: Tensor) -> Tensor:
     """`clone`: a new tensor, whose gradient is passed on as it is."""
     return tape.derived(x, passes_on=True)
+
+
+def taken(tape: Tape, x: Tensor, size: Size, found: Tensor) -> Tensor:
+    """`x[found]`: backward writes zeros for all of x, and adds the rows to a copy of them."""
+    output = tape.new(size, needs_grad=x.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        zeros = tape.allocate(x.size)
+        tape.grad_of(x)
+        tape.release(zeros)
+
+    return tape.record(output, (found,), backward)
 
 
 def laid_out(tape: Tape, attended: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ from planner.spec.described import (
 
 PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward"))
 GROUPED = "_grouped_mm"
+COPY = "_to_copy"
 ATTENTION = "_scaled_dot_product"
 FORMATS = frozenset(("_to_copy", "sum"))
 """What autograd does to give a gradient the format and the shape of its input (validate_outputs of its engine)."""
@@ -82,6 +83,8 @@ class UnitProgram:
         self.after: dict[int, int] = {}  # the step of each operation
         self.weights: dict[str, int] = {}
         """Places of the weights that are read in parts, by their names in the model."""
+        self.copied: dict[int, int] = {}
+        """Copies of whole weights, by their storages, and the steps that make them."""
         self.outside: list[tuple[UnitName, Place]] = []
         """Places that other units made, which it reads as -1, -2 and on."""
         self.lent: dict[int, int] = {}
@@ -118,21 +121,31 @@ class UnitProgram:
                 steps += self._parted(event.what)
                 step = self._step(event.what)
                 self.after[event.what] = len(steps) if step is not None else len(steps) - 1
+                if step is not None and step.op == COPY and self._of_weight(step.node):
+                    self.copied[self.base.operations[event.what].made[0]] = len(steps)
                 if step is not None:
                     steps.append(step)
-        ends, later = self._ends()
+        ends, (returned, held) = self._ends()
+        copies = {self.local[storage]: place for storage, place in self.copied.items() if self.local[storage] in held}
+        ends.setdefault(len(steps) - 1, []).extend(copies)  # autocast holds them from there on
         out = self.result
         steps = [
-            step if not ends.get(place) else replace(step, ends=tuple(ends[place])) for place, step in enumerate(steps)
+            replace(step, ends=tuple(ends.get(place, ())), copy=place in copies.values())
+            for place, step in enumerate(steps)
         ]
         output = self._place(out.place)
         assert isinstance(output, int)
         shared = tuple(self.local[one] for one in self.shared if one in self.local) if self.unit[0] == "embed" else ()
         moved, back, starts, starts_back = self._sums()
         return Program(
-            steps=tuple(steps), output=output, shared=shared, returned=later[0], held=later[1], given=self._given(),
+            steps=tuple(steps), output=output, shared=shared, returned=returned,
+            held=tuple(one for one in held if one not in copies), given=self._given(),
             moved=moved, moved_back=back, starts=starts, starts_back=starts_back, before=before,
         )  # fmt: skip
+
+    def _of_weight(self, node: AutogradStep | None) -> bool:
+        """Whether an operation reads a whole weight and nothing else."""
+        return node is not None and len(node.reads) == 1 and isinstance(node.reads[0], str)
 
     def _given(self) -> tuple[int, ...] | None:
         """Of the storages that the embedding leaves to all layers, those that this one is called with; None for all."""
