@@ -6,9 +6,9 @@ Not here: making recordings (record.py), their sizes (recorded.py), or which uni
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from executor.worker.imported.record import (
     NotDescribed,
     Operation,
     Place,
+    TensorSeen,
     UnitName,
     named,
 )
@@ -48,6 +49,15 @@ FORMATS = frozenset(("_to_copy", "sum"))
 """What autograd does to give a gradient the format and the shape of its input (validate_outputs of its engine)."""
 Occurrences = int | tuple[float, ...]
 """How many there are: a number, or the terms of a polynomial of batch and length."""
+
+
+class Products(NamedTuple):
+    """Of a unit: fused attention, products beside linear modules, and attention by two products whose scores are in
+    memory."""
+
+    attention: tuple[Attend, ...]
+    others: tuple[OtherProduct, ...]
+    scores: tuple[Attend, ...]
 
 
 class UnitProgram:
@@ -488,10 +498,11 @@ class UnitProgram:
         writes = bool(op.made or op.name.endswith("_"))
         return writes and not (op.inside or fused or (self.unit[0] == "embed" and op.name != "embedding"))
 
-    def products(self, *, experts: bool) -> tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]:
+    def products(self, *, experts: bool) -> Products:
         """Attention and products beside linear modules of the unit's forward; of grouped ones none where the unit has
         weights of `experts`, which are multiplied as those are."""
-        attention, products = [], []
+        attention, products, scores = [], dict[int, OtherProduct](), []
+        made: tuple[int, Attend] | None = None
         for index, op in enumerate(self.base.operations[: self.recorded.forward]):
             if op.unit != self.unit or op.inside:
                 continue
@@ -499,8 +510,20 @@ class UnitProgram:
                 (_, heads, _, width), (_, kv_heads, _, _), (_, _, _, value) = (one.shape for one in op.inputs[:3])
                 attention.append(Attend(heads, kv_heads, width, value))
             elif op.name in PRODUCTS and not (experts and op.name == GROUPED):
-                products.append(self._product(index))
-        return tuple(attention), tuple(products)
+                products[index] = self._product(index)
+                heads = int(np.prod(op.results[0].shape[:-2])) // self.recorded.points[0][0]
+                if self._of_pairs(lambda run, index=index: run.operations[index].results[0]):
+                    made = index, Attend(heads, heads, op.inputs[-2].shape[-1], 0)
+                elif made is not None and self._of_pairs(lambda run, index=index: run.operations[index].inputs[-2]):
+                    scores.append(replace(made[1], value_width=op.results[0].shape[-1]))
+                    del products[index], products[made[0]]
+                    made = None
+        return Products(tuple(attention), tuple(products.values()), tuple(scores))
+
+    def _of_pairs(self, look: Callable[[ModelRecording], TensorSeen]) -> bool:
+        """Whether a tensor has a number for each pair of positions in every recording."""
+        runs = zip(self.recorded.runs, self.recorded.points, strict=True)
+        return all(look(run).shape[-2:] == (seq, seq) for run, (_, seq) in runs)
 
     def _product(self, index: int) -> OtherProduct:
         op = self.base.operations[index]
