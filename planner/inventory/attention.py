@@ -64,7 +64,7 @@ def written_out_attention(
     alibi, sinks = model.positions == "alibi", model.attention_sinks
     # BLOOM's are copies by now, and turned halves that are joined anew lie head by head, as those of one sequence do.
     q_rows = tape.hold(q) if sinks or alibi or compute.one_sequence else copied(tape, q)
-    columns = cast(tape, k, q.size.per_token / k.size.per_token)  # they are repeated as they are, in fp32 under autocast
+    columns = cast(tape, k, q.size.per_token / k.size.per_token)  # repeated as they came, in fp32 under autocast
     scores = product_of(tape, q_rows, columns, Size(per_pair=compute.element_bytes * heads))
     tape.drop(q_rows, columns)
     if not alibi:

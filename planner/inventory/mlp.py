@@ -261,11 +261,11 @@ def _routed(run: ModelPass, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> 
     source = ops.cast(tape, x, 4.0 / compute.element_bytes) if in_fp32 else tape.hold(x)
     router, bias = weights["router"], weights.get("router.bias")
     width = 4.0 if in_fp32 else compute.element_bytes
-    narrows = compute.autocast and compute.element_bytes < compute.weight_bytes
-    part = compute.routed_share
+    narrows = compute.autocast and width < compute.weight_bytes
+    copies, part = narrows or compute.weight_bytes < width, compute.routed_share
     logits = ops.linear(
-        tape, source, compute.trained(router), element_bytes=width, copies_weight=narrows or compute.weight_bytes < width,
-        caches_copy=narrows, bias=bias, share=part,
+        tape, source, compute.trained(router), element_bytes=width, copies_weight=copies, caches_copy=narrows,
+        bias=bias, share=part,
     )  # fmt: skip
     tape.drop(source)
     beside = (tape.hold(logits),) if own else ()
@@ -329,10 +329,9 @@ def _experts(run: ModelPass, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[
         variables.append(next_added)
     out = _grouped(tape, product, weights["down"], next_added, compute, expert, counts[1:])
     tape.drop(product)
-    # Shares that are left in fp32 have the rows weighed and summed in fp32 too; other families cast them.
-    wide = 4.0 / compute.weight_bytes if in_fp32(run) else 1.0
-    summed = out.size.per_token / (share.size.per_token * run.model.hidden)
-    weighed = tape.hold(out) if early else weighed_rows(tape, out, share, wide, max(summed, 1.0))
+    wide = 4.0 / compute.weight_bytes if _weighs_in_fp32(run) else 1.0
+    times = max(out.size.per_token / (share.size.per_token * run.model.hidden), 1.0)
+    weighed = tape.hold(out) if early else weighed_rows(tape, out, share, wide, times)
     tape.drop(out, share)
     back = tape.new(Size(per_token=8.0 * rows))
     restored = take(tape, weighed, weighed.size, back)
@@ -348,9 +347,9 @@ def _permuted(tape: Tape, x: Tensor, size: Size, order: Tensor) -> Tensor:
     return tape.derived(x, size, saved=(order,))
 
 
-def in_fp32(run: ModelPass) -> bool:
-    """Whether the shares of the chosen experts stay in fp32, whatever the rows are in: Mixtral's do since Transformers
-    5."""
+def _weighs_in_fp32(run: ModelPass) -> bool:
+    """Whether the shares of the chosen experts stay in fp32, so that rows are weighed and summed in that: Mixtral's
+    since Transformers 5, DeepSeek's; other families cast them."""
     family, experts = run.model.family, run.compute.kernels.experts
     return family.startswith("deepseek") or (family == "mixtral" and experts == "own")
 

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from executor.worker.imported.lengths import DYNAMIC, UNIT, RecordedLengths, lengths_of, recordings
+from executor.worker.imported.programs import Products
 from executor.worker.imported.record import (
     CodeFails,
     NotDescribed,
@@ -33,7 +34,6 @@ from executor.worker.imported.record import (
     layers_of,
     record,
 )
-from executor.worker.imported.programs import Products
 from executor.worker.imported.recorded import Recorded
 from executor.worker.model.layers import (
     auto_class,

@@ -512,18 +512,18 @@ class UnitProgram:
             elif op.name in PRODUCTS and not (experts and op.name == GROUPED):
                 products[index] = self._product(index)
                 heads = int(np.prod(op.results[0].shape[:-2])) // self.recorded.points[0][0]
-                if self._of_pairs(lambda run, index=index: run.operations[index].results[0]):
+                if self._of_pairs(index, lambda op: op.results[0]):
                     made = index, Attend(heads, heads, op.inputs[-2].shape[-1], 0)
-                elif made is not None and self._of_pairs(lambda run, index=index: run.operations[index].inputs[-2]):
+                elif made is not None and self._of_pairs(index, lambda op: op.inputs[-2]):
                     scores.append(replace(made[1], value_width=op.results[0].shape[-1]))
                     del products[index], products[made[0]]
                     made = None
         return Products(tuple(attention), tuple(products.values()), tuple(scores))
 
-    def _of_pairs(self, look: Callable[[ModelRecording], TensorSeen]) -> bool:
-        """Whether a tensor has a number for each pair of positions in every recording."""
+    def _of_pairs(self, index: int, tensor: Callable[[Operation], TensorSeen]) -> bool:
+        """Whether a tensor of an operation has a number for each pair of positions in every recording."""
         runs = zip(self.recorded.runs, self.recorded.points, strict=True)
-        return all(look(run).shape[-2:] == (seq, seq) for run, (_, seq) in runs)
+        return all(tensor(run.operations[index]).shape[-2:] == (seq, seq) for run, (_, seq) in runs)
 
     def _product(self, index: int) -> OtherProduct:
         op = self.base.operations[index]
