@@ -13,7 +13,7 @@ from planner.basics.formula import formula
 from planner.figures.beside import BACKWARD_OPERATIONS, Beside, element_bytes_of
 from planner.figures.expertloop import loop_bytes, loop_operations
 from planner.figures.flops import attention_flops
-from planner.figures.unitkernels import SCORES, attention_kernels
+from planner.figures.unitkernels import SCORES, attention_kernels, scores_code
 from planner.parallelism.case import Case
 from planner.parallelism.expert import sent_once, tokens_once
 from planner.spec import Kernels, Moe
@@ -36,8 +36,11 @@ def beside_by_hand(case: Case, unit: str) -> Beside:
     split = ceil_div(model.heads, layout.tp) / model.heads
     width = (model.qk_width + model.v_width) * split
     attention = attention_flops(tokens, model.attended(case.job.attention_span), width, 1)
-    # Kernels under a mask compute the whole square, of which a causal one needs half.
-    square = attention_flops(tokens, 2 * case.job.seq_len, width, 1) if case.masks_documents else attention
+    # Kernels under a mask, and products that make scores, compute the whole square, of which a causal one needs half.
+    square = attention
+    if case.masks_documents or scores_code(case):
+        span = case.job.seq_len if case.masks_documents else case.job.attention_span
+        square = attention_flops(tokens, 2 * span, width, 1)
     element, attended = element_bytes_of(case), attention_kernels(case, split)
     moe = model.moe if any(weight.expert for weight in case.units()[unit]) else None
     routed, returned = routed_bytes(case, moe, element) if moe else (0.0, 0.0)
@@ -91,7 +94,7 @@ def _layer_operations(case: Case) -> int:
     return (
         norms * each
         + (ROTARY_OPERATIONS.get(parts.rotary, 2) if model.rotary_dim else 0)
-        + CORE_OPERATIONS.get(parts.attention, 1)
+        + CORE_OPERATIONS.get(scores_code(case) or parts.attention, 1)
         + GATE_OPERATIONS.get(parts.mlp, 2)
         + RESIDUAL_OPERATIONS
     )

@@ -12,7 +12,7 @@ from planner.figures.beside import Beside
 from planner.figures.flops import attention_flops, matmul_flops, product_operands
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import Attention
-from planner.figures.unitkernels import attention_factors
+from planner.figures.unitkernels import attention_factors, scores_products
 from planner.inventory.played import described_of, program_of, size
 from planner.inventory.tensors import Size
 from planner.parallelism.case import Case
@@ -30,12 +30,19 @@ def beside_described(case: Case, unit: str) -> Beside:
     products: list[Product] = []
     gradients: list[Product] = []
     attention: Number = 0.0
+    masked: Number = 0.0
     flops: Number = 0.0
     operands: Number = 0.0
     for one in described.units[unit].attention:
         seen, width = case.model.attended(span), (one.width + one.value_width) * one.heads
         attention, share = attention + attention_flops(case.tokens, seen, width, 1), seen / span
         calls.append(Attention(sequences, span, one.heads, one.kv_heads, one.width, one.value_width, False, share))
+    for one in described.units[unit].scores:
+        seen, width = case.model.attended(span), (one.width + one.value_width) * one.heads
+        attention = attention + attention_flops(case.tokens, seen, width, 1)
+        masked = masked + attention_flops(case.tokens, 2 * span - seen, width, 1)
+        forward, back = scores_products(sequences * one.heads * span, span, one.width, one.value_width)
+        products, gradients = [*products, *forward], [*gradients, *back]
     for product in described.units[unit].products:
         rows = size(product.rows).at(batch, seq)
         elements, times = product.n * product.k, _count(product.times, batch, seq)
@@ -46,6 +53,7 @@ def beside_described(case: Case, unit: str) -> Beside:
         gradients.append(Product(product.n, product.k, rows, times))
     return Beside(
         attention_flops=attention,
+        masked_flops=masked,
         product_flops=flops,
         operands=operands,
         products=tuple(products),

@@ -130,7 +130,8 @@ def walk_norm(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, weights
     """A norm over the hidden size."""
     if model.norm == "layernorm":
         return ops.layer_norm(tape, x, compute.trained(weights[""]), weights[".bias"], share=compute.residual_share)
-    return compute.norm(tape, x, weights[""], scales_in_fp32=model.family in ("gemma2", "gemma3_text", "gpt_oss"))
+    gemma = model.block == "sandwich"
+    return compute.norm(tape, x, weights[""], scales_in_fp32=gemma or model.family == "gpt_oss", from_one=gemma)
 
 
 def _after(run: ModelPass, x: Tensor, weights: dict[str, Weight] | None) -> Tensor:

@@ -343,7 +343,8 @@ def play_layer(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     player.run(program.steps[program.before if begun else 0 :])
     tape.made[kind] = player.places
     tape.returned += player.held(program.returned)
-    tape.inputs += player.held(program.held)
+    # In backward a layer that runs again is a model's forward of its own.
+    (tape.inputs if tape.phase == "forward" else tape.returned).extend(player.held(program.held))
     return player.place(program.output)
 
 

@@ -185,12 +185,14 @@ class DescribedWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class DescribedUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Weights, and programs by variant: those in which the model's own code runs."""
+    """Weights, and programs by variant: those in which the model's own code runs. `attention` is fused, of `scores` two
+    products make each pair's score and weigh the values."""
 
     weights: tuple[DescribedWeight, ...]
     programs: dict[str, Program]
     attention: tuple[Attend, ...] = ()
     products: tuple[OtherProduct, ...] = ()
+    scores: tuple[Attend, ...] = ()
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from executor.worker.imported.lengths import DYNAMIC, UNIT, RecordedLengths, lengths_of, recordings
+from executor.worker.imported.programs import Products
 from executor.worker.imported.record import (
     CodeFails,
     NotDescribed,
@@ -51,11 +52,9 @@ from planner.spec.causal import other_than_causal, sentence
 from planner.spec.described import (
     DEVICES_RECORDED,
     TOWER,
-    Attend,
     Described,
     DescribedUnit,
     DescribedWeight,
-    OtherProduct,
     Program,
 )
 from planner.spec.importing import TRUSTED
@@ -152,8 +151,9 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path
         unit: DescribedUnit(
             weights=_marked(whole, names[unit], weights[unit], every[-1].unused),
             programs=programs[unit],
-            attention=first.products[unit][0],
-            products=first.products[unit][1],
+            attention=first.products[unit].attention,
+            products=first.products[unit].others,
+            scores=first.products[unit].scores,
         )
         for unit in programs
     }
@@ -196,7 +196,7 @@ class OnDevice(NamedTuple):
 
     lengths: RecordedLengths
     programs: dict[str, dict[str, Program]]
-    products: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]]
+    products: dict[str, Products]
     unused: tuple[str, ...]
     adapts: bool
     padded: bool
@@ -208,7 +208,7 @@ def recorded_on(build: Callable[..., Any], spots: Mapping[str, int], experts: Co
     and of the layers at `spots`. `experts` are the units that have weights of experts."""
     lengths: RecordedLengths | None = None
     programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *spots)}
-    products: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
+    products: dict[str, Products] = {}
     recorded = {unit: ("layer" if unit in spots else unit, spots.get(unit, 0)) for unit in programs}
     unused: tuple[str, ...] = ()
     first: tuple[str, ...] = ()

@@ -6,9 +6,9 @@ Not here: making recordings (record.py), their sizes (recorded.py), or which uni
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from executor.worker.imported.record import (
     NotDescribed,
     Operation,
     Place,
+    TensorSeen,
     UnitName,
     named,
 )
@@ -42,11 +43,21 @@ from planner.spec.described import (
 
 PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward"))
 GROUPED = "_grouped_mm"
+COPY = "_to_copy"
 ATTENTION = "_scaled_dot_product"
 FORMATS = frozenset(("_to_copy", "sum"))
 """What autograd does to give a gradient the format and the shape of its input (validate_outputs of its engine)."""
 Occurrences = int | tuple[float, ...]
 """How many there are: a number, or the terms of a polynomial of batch and length."""
+
+
+class Products(NamedTuple):
+    """Of a unit: fused attention, products beside linear modules, and attention by two products whose scores are in
+    memory."""
+
+    attention: tuple[Attend, ...]
+    others: tuple[OtherProduct, ...]
+    scores: tuple[Attend, ...]
 
 
 class UnitProgram:
@@ -82,6 +93,8 @@ class UnitProgram:
         self.after: dict[int, int] = {}  # the step of each operation
         self.weights: dict[str, int] = {}
         """Places of the weights that are read in parts, by their names in the model."""
+        self.copied: dict[int, int] = {}
+        """Copies of whole weights, by their storages, and the steps that make them."""
         self.outside: list[tuple[UnitName, Place]] = []
         """Places that other units made, which it reads as -1, -2 and on."""
         self.lent: dict[int, int] = {}
@@ -120,21 +133,31 @@ class UnitProgram:
                 steps += self._parted(event.what)
                 step = self._step(event.what)
                 self.after[event.what] = len(steps) if step is not None else len(steps) - 1
+                if step is not None and step.op == COPY and self._of_weight(step.node):
+                    self.copied[self.base.operations[event.what].made[0]] = len(steps)
                 if step is not None:
                     steps.append(step)
-        ends, later = self._ends()
+        ends, (returned, held) = self._ends()
+        copies = {self.local[storage]: place for storage, place in self.copied.items() if self.local[storage] in held}
+        ends.setdefault(len(steps) - 1, []).extend(copies)  # autocast holds them from there on
         out = self.result
         steps = [
-            step if not ends.get(place) else replace(step, ends=tuple(ends[place])) for place, step in enumerate(steps)
+            replace(step, ends=tuple(ends.get(place, ())), copy=place in copies.values())
+            for place, step in enumerate(steps)
         ]
         output = self._place(out.place)
         assert isinstance(output, int)
         shared = tuple(self.local[one] for one in self.shared if one in self.local) if self.unit[0] == "embed" else ()
         moved, back, starts, starts_back = self._sums()
         return Program(
-            steps=tuple(steps), output=output, shared=shared, returned=later[0], held=later[1], given=self._given(),
+            steps=tuple(steps), output=output, shared=shared, returned=returned,
+            held=tuple(one for one in held if one not in copies), given=self._given(),
             moved=moved, moved_back=back, starts=starts, starts_back=starts_back, before=before,
         )  # fmt: skip
+
+    def _of_weight(self, node: AutogradStep | None) -> bool:
+        """Whether an operation reads a whole weight and nothing else."""
+        return node is not None and len(node.reads) == 1 and isinstance(node.reads[0], str)
 
     def _given(self) -> tuple[int, ...] | None:
         """Of the storages that the embedding leaves to all layers, those that this one is called with; None for all."""
@@ -421,7 +444,9 @@ class UnitProgram:
         ends: dict[int, list[int]] = {}
         gone: dict[int, UnitName] = {}
         for at, unit, storage in self.recorded.deaths:
-            gone[storage] = unit
+            # What goes as the last layer returns goes as any other next one does.
+            ends_loop = unit == ("tail", 0) and self.base.operations[at].unit[0] == "layer"
+            gone[storage] = self.base.operations[at].unit if ends_loop else unit
             if unit != self.unit or storage in self.inner:
                 continue
             where = self._storage(storage)
@@ -479,10 +504,11 @@ class UnitProgram:
         writes = bool(op.made or op.name.endswith("_"))
         return writes and not (op.inside or fused or (self.unit[0] == "embed" and op.name != "embedding"))
 
-    def products(self, *, experts: bool) -> tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]:
+    def products(self, *, experts: bool) -> Products:
         """Attention and products beside linear modules of the unit's forward; of grouped ones none where the unit has
         weights of `experts`, which are multiplied as those are."""
-        attention, products = [], []
+        attention, products, scores = [], dict[int, OtherProduct](), []
+        made: tuple[int, Attend] | None = None
         for index, op in enumerate(self.base.operations[: self.recorded.forward]):
             if op.unit != self.unit or op.inside:
                 continue
@@ -490,8 +516,20 @@ class UnitProgram:
                 (_, heads, _, width), (_, kv_heads, _, _), (_, _, _, value) = (one.shape for one in op.inputs[:3])
                 attention.append(Attend(heads, kv_heads, width, value))
             elif op.name in PRODUCTS and not (experts and op.name == GROUPED):
-                products.append(self._product(index))
-        return tuple(attention), tuple(products)
+                products[index] = self._product(index)
+                heads = int(np.prod(op.results[0].shape[:-2])) // self.recorded.points[0][0]
+                if self._of_pairs(index, lambda op: op.results[0]):
+                    made = index, Attend(heads, heads, op.inputs[-2].shape[-1], 0)
+                elif made is not None and self._of_pairs(index, lambda op: op.inputs[-2]):
+                    scores.append(replace(made[1], value_width=op.results[0].shape[-1]))
+                    del products[index], products[made[0]]
+                    made = None
+        return Products(tuple(attention), tuple(products.values()), tuple(scores))
+
+    def _of_pairs(self, index: int, tensor: Callable[[Operation], TensorSeen]) -> bool:
+        """Whether a tensor of an operation has a number for each pair of positions in every recording."""
+        runs = zip(self.recorded.runs, self.recorded.points, strict=True)
+        return all(tensor(run.operations[index]).shape[-2:] == (seq, seq) for run, (_, seq) in runs)
 
     def _product(self, index: int) -> OtherProduct:
         op = self.base.operations[index]

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from executor.worker.model.layers import named_layers
-from executor.worker.trace.fake import Answers, as_on_cuda, patches
+from executor.worker.trace.fake import Answers, as_on_cuda, kernel_makes, patches
 
 Place = tuple[int, int]
 """A result of an autograd node: the node's number and which of its results."""
@@ -145,6 +145,8 @@ class ModelRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.quiet or not self.on or func.namespace == "prim":
             return func(*args, **kwargs)
+        inside = kernel_makes(func, args)
+        held = None if inside is None else self.__torch_dispatch__(inside.func, types, inside.args)
         newest, leaves = number() - 1, tree_leaves((args, kwargs))
         inputs = [self.see(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
         result = func(*args, **kwargs)
@@ -152,6 +154,7 @@ class ModelRecorder(TorchDispatchMode):
         results = [self.see(leaf, made) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         self.note("op", len(self.found.operations))
         self.found.operations.append(Operation(func._opname, newest, self.inside, self.unit, made, inputs, results))
+        del held
         return result
 
 

@@ -18,6 +18,7 @@ from executor.worker.imported.record import (
     Happening,
     ModelRecording,
     NotDescribed,
+    Place,
     TensorSeen,
     UnitName,
 )
@@ -100,11 +101,20 @@ class Recorded:
 
     @cached_property
     def first_operation(self) -> dict[int, int]:
-        """The operation of each autograd node."""
+        """The operation of each autograd node; of a function that is written in Python, which has several, the one that
+        makes its result."""
         found: dict[int, int] = {}
+        makes: dict[tuple[int, int], int] = {}
+        read: dict[Place, int] = {}
         for index, operation in enumerate(self.base.operations[: self.forward]):
             if operation.node in self.base.nodes and index not in self.copies:
                 found.setdefault(operation.node, index)
+                makes.update({(operation.node, storage): index for storage in operation.made})
+            read.update({one.place: one.storage for one in operation.inputs if one.place is not None})
+        for number, index in found.items():
+            result = read.get((number, 0))
+            if result is not None and all(one.storage != result for one in self.base.operations[index].results):
+                found[number] = makes.get((number, result), index)
         return found
 
     @cached_property
