@@ -22,7 +22,7 @@ def beside_described(case: Case, unit: str) -> Beside:
     """A layer's work beside its linear modules: sums over the operations of its description."""
     described, layout, job = described_of(case.model), case.layout, case.job
     program = program_of(described, engine_of(layout.engine).compute(case), unit)
-    batch, seq = layout.micro_batch_size, job.seq_len
+    batch, seq, tp = layout.micro_batch_size, job.seq_len, layout.tp
     longer, longer_back = attention_factors(case)
     span = job.attention_span
     sequences = batch * (seq / span)
@@ -33,11 +33,13 @@ def beside_described(case: Case, unit: str) -> Beside:
     flops: Number = 0.0
     operands: Number = 0.0
     for one in described.units[unit].attention:
-        seen, width = case.model.attended(span), (one.width + one.value_width) * one.heads
+        ranks = tp if one.split else 1
+        heads, kv_heads = one.heads / ranks, one.kv_heads / ranks
+        seen, width = case.model.attended(span), (one.width + one.value_width) * heads
         attention, share = attention + attention_flops(case.tokens, seen, width, 1), seen / span
-        calls.append(Attention(sequences, span, one.heads, one.kv_heads, one.width, one.value_width, False, share))
+        calls.append(Attention(sequences, span, heads, kv_heads, one.width, one.value_width, False, share))
     for product in described.units[unit].products:
-        rows = size(product.rows).at(batch, seq)
+        rows = size(product.rows, tp).at(batch, seq)
         elements, times = product.n * product.k, _count(product.times, batch, seq)
         flops = flops + matmul_flops(elements, rows) * times
         operands = operands + product_operands(rows, product.n + product.k, elements) * times
@@ -52,8 +54,8 @@ def beside_described(case: Case, unit: str) -> Beside:
         products_back=tuple(gradients),
         attention=tuple(one._replace(times=one.times * longer) for one in calls),
         attention_back=tuple(one._replace(backward=True, times=one.times * longer_back) for one in calls),
-        moved_bytes=size(program.moved).at(batch, seq),
-        moved_bytes_back=size(program.moved_back).at(batch, seq),
+        moved_bytes=size(program.moved, tp).at(batch, seq),
+        moved_bytes_back=size(program.moved_back, tp).at(batch, seq),
         operations=_count(program.starts, batch, seq),
         operations_back=_count(program.starts_back, batch, seq),
     )
