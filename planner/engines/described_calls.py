@@ -9,6 +9,7 @@ written by hand (common.py), or which weights are split (executor/worker/importe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -20,6 +21,7 @@ from planner.inventory.tensors import Size, Weight
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import Call, ideal_call, merged
 from planner.spec.described import Program, Step
+
 
 def layer_calls(case: Case, compute: Compute, unit: str, wide: Number) -> list[Call]:
     """Collectives of a layer of a kind; an element of the residual stream has `wide` bytes."""
@@ -63,7 +65,7 @@ def _keeps(step: Step) -> bool:
 
 
 def _given(
-    case: Case, program: Program, weights: Mapping[str, Weight], compute: Compute, wide: Number
+    case: Case, program: Program, weights: Mapping[str, Weight], compute: Compute, wide: Any
 ) -> Iterator[tuple[int, Number]]:
     """The places of a program's linear modules among its steps, with the bytes that each is given."""
     residual = Size(per_token=case.model.hidden * wide)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.tape import GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
@@ -108,7 +109,7 @@ def described_order(model: ModelSpec, unit: str) -> dict[str, tuple[int, int]]:
     return order
 
 
-def size(of: ByteCount, tp: Number = 1) -> Size:
+def size(of: ByteCount, tp: Any = 1) -> Size:
     """A size of a description, on one of `tp` tensor ranks, as the inventory has it."""
     if isinstance(of, float):
         return Size(of)

@@ -80,7 +80,7 @@ EVERY = [
     for drawn in (Drawn(*one),)
     if drawn.architecture not in MIXTURES or not (drawn.layout.startswith("zero") or drawn.method == "qlora")
 ]
-SPLITS = [Drawn(one, layout, "full", *how) for one, layout, *how in product(SPLIT, OVER_TENSOR_RANKS, ("none", "full"), (1, 2))]
+SPLITS = [Drawn(*one) for one in product(SPLIT, OVER_TENSOR_RANKS, METHODS[:1], ("none", "full"), (1, 2))]
 ALL = {drawn.name: drawn for drawn in EVERY + SPLITS}
 QUICK = [drawn.name for drawn in EVERY if drawn.architecture not in SLOW]
 OTHERS = [drawn.name for drawn in EVERY if drawn.architecture in SLOW]

@@ -6,7 +6,7 @@ Not here: making recordings (record.py), their sizes (recorded.py), or which uni
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TypeGuard
 
@@ -475,8 +475,11 @@ class UnitProgram:
 
     def _shares(self, place: int) -> list[float]:
         """The parts that tensor ranks divide of the tensors that an operation reads and writes."""
-        split, count = self.recorded.split, len(_bytes_of(self.base.operations[place]))
-        return [split.share(lambda run, at=at: _bytes_of(run.operations[place])[at]) for at in range(count)]
+
+        def tensor(at: int) -> Callable[[ModelRecording], float]:
+            return lambda run: _bytes_of(run.operations[place])[at]
+
+        return [self.recorded.split.share(tensor(at)) for at in range(len(_bytes_of(self.base.operations[place])))]
 
     def _counts(self, op: Operation) -> bool:
         fused = op.name in PRODUCTS or op.name.startswith(ATTENTION)
@@ -492,8 +495,7 @@ class UnitProgram:
                 continue
             if op.name.startswith(ATTENTION):
                 (_, heads, _, width), (_, kv_heads, _, _), (_, _, _, value) = (one.shape for one in op.inputs[:3])
-                share = self.recorded.split.share(lambda run, at=index: run.operations[at].inputs[0].shape[1])
-                attention.append(Attend(heads, kv_heads, width, value, split=share == 1))
+                attention.append(Attend(heads, kv_heads, width, value, split=self._shares(index)[0] == 1))
             elif op.name in PRODUCTS and not (experts and op.name == GROUPED):
                 products.append(self._product(index))
         return tuple(attention), tuple(products)

@@ -180,7 +180,9 @@ def _check_gradients(beside: Beside, styles: Mapping[str, str]) -> None:
         if here.inputs and all(one.storage in summed for one in here.inputs):
             summed.update(here.made)
         alike = [one for one, other in zip(here.inputs, whole.inputs, strict=True) if one.bytes == other.bytes]
-        learns = [one for one in alike if one.storage not in summed and (one.place or one.storage in beside.run.weights)]
+        learns = [
+            one for one in alike if one.storage not in summed and (one.place or one.storage in beside.run.weights)
+        ]
         if learns and any(one.bytes < other.bytes for one, other in zip(here.results, whole.results, strict=True)):
             raise NotDescribed(f"{here.name} in {named(here.unit)} joins a whole tensor and a rank's part of one")
 
