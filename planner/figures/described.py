@@ -16,13 +16,14 @@ from planner.figures.unitkernels import attention_factors, scores_products
 from planner.inventory.played import described_of, program_of, size
 from planner.inventory.tensors import Size
 from planner.parallelism.case import Case
+from planner.spec.described import Attend
 
 
 def beside_described(case: Case, unit: str) -> Beside:
     """A layer's work beside its linear modules: sums over the operations of its description."""
     described, layout, job = described_of(case.model), case.layout, case.job
     program = program_of(described, engine_of(layout.engine).compute(case), unit)
-    batch, seq = layout.micro_batch_size, job.seq_len
+    batch, seq, tp = layout.micro_batch_size, job.seq_len, layout.tp
     longer, longer_back = attention_factors(case)
     span = job.attention_span
     sequences = batch * (seq / span)
@@ -34,17 +35,19 @@ def beside_described(case: Case, unit: str) -> Beside:
     flops: Number = 0.0
     operands: Number = 0.0
     for one in described.units[unit].attention:
-        seen, width = case.model.attended(span), (one.width + one.value_width) * one.heads
-        attention, share = attention + attention_flops(case.tokens, seen, width, 1), seen / span
-        calls.append(Attention(sequences, span, one.heads, one.kv_heads, one.width, one.value_width, False, share))
+        heads, kv_heads, width = _of_rank(one, tp)
+        seen = case.model.attended(span)
+        attention, share = attention + attention_flops(case.tokens, seen, width * heads, 1), seen / span
+        calls.append(Attention(sequences, span, heads, kv_heads, one.width, one.value_width, False, share))
     for one in described.units[unit].scores:
-        seen, width = case.model.attended(span), (one.width + one.value_width) * one.heads
-        attention = attention + attention_flops(case.tokens, seen, width, 1)
-        masked = masked + attention_flops(case.tokens, 2 * span - seen, width, 1)
-        forward, back = scores_products(sequences * one.heads * span, span, one.width, one.value_width)
+        heads, _, width = _of_rank(one, tp)
+        seen = case.model.attended(span)
+        attention = attention + attention_flops(case.tokens, seen, width * heads, 1)
+        masked = masked + attention_flops(case.tokens, 2 * span - seen, width * heads, 1)
+        forward, back = scores_products(sequences * heads * span, span, one.width, one.value_width)
         products, gradients = [*products, *forward], [*gradients, *back]
     for product in described.units[unit].products:
-        rows = size(product.rows).at(batch, seq)
+        rows = size(product.rows, tp).at(batch, seq)
         elements, times = product.n * product.k, _count(product.times, batch, seq)
         flops = flops + matmul_flops(elements, rows) * times
         operands = operands + product_operands(rows, product.n + product.k, elements) * times
@@ -60,11 +63,17 @@ def beside_described(case: Case, unit: str) -> Beside:
         products_back=tuple(gradients),
         attention=tuple(one._replace(times=one.times * longer) for one in calls),
         attention_back=tuple(one._replace(backward=True, times=one.times * longer_back) for one in calls),
-        moved_bytes=size(program.moved).at(batch, seq),
-        moved_bytes_back=size(program.moved_back).at(batch, seq),
+        moved_bytes=size(program.moved, tp).at(batch, seq),
+        moved_bytes_back=size(program.moved_back, tp).at(batch, seq),
         operations=_count(program.starts, batch, seq),
         operations_back=_count(program.starts_back, batch, seq),
     )
+
+
+def _of_rank(one: Attend, tp: Number) -> tuple[Number, Number, int]:
+    """Heads and heads of keys on one of `tp` tensor ranks, and the widths of a query and a value head together."""
+    ranks = tp if one.split else 1
+    return one.heads / ranks, one.kv_heads / ranks, one.width + one.value_width
 
 
 def _count(of: float | tuple[float, ...], batch: Number, seq: Number) -> Number:

@@ -223,10 +223,14 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         """Logits over the whole vocabulary where the head is split and the loss is not; takes over the variable."""
         if self.local(head).shape == head.shape or self.kernels.loss_parallel:
             return logits
-        received = tape.allocate(logits.size * self.tp, LOGITS)  # rank after rank; joined by vocabulary it is a copy
-        whole = tape.derived(logits, logits.size * self.tp)
+        return self.gathered(tape, logits, LOGITS)
+
+    def gathered(self, tape: Tape, part: Tensor, term: str) -> Tensor:
+        """The columns of all tensor ranks, of this rank's; takes over the variable."""
+        received = tape.allocate(part.size * self.tp, term)  # rank after rank; joined by columns it is a copy
+        whole = tape.derived(part, part.size * self.tp)
         tape.release(received)
-        return tape.replaced(logits, whole)
+        return tape.replaced(part, whole)
 
     def attention_workspace(self, k: Tensor, v: Tensor) -> Size:
         """Other ranks' keys and values beside this rank's: two blocks under way in a ring, all of them gathered, or

@@ -14,7 +14,8 @@ import msgspec
 SCHEMA = "model/1"
 
 ByteCount = float | tuple[float, ...]
-"""A size as a number of bytes a token, or as the terms of inventory.tensors.Size, with zeros at the end left out."""
+"""A size as a number of bytes a token, or as the terms of inventory.tensors.Size, of which six more are divided by the
+number of tensor ranks; with zeros at the end left out."""
 
 FORMATS_RECORDED = ("mixed", "pure", "fp32", "adapted")
 DEVICES_RECORDED = ("cuda", "cpu")
@@ -115,13 +116,15 @@ class OtherProduct(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Attend(msgspec.Struct, frozen=True, array_like=True):
-    """Fused attention: heads, heads of keys, widths of a query and of a value head, and the window (0: none)."""
+    """Fused attention: heads, heads of keys, widths of a query and of a value head, the window (0: none), and whether
+    tensor ranks have their own heads."""
 
     heads: int
     kv_heads: int
     width: int
     value_width: int
     window: int = 0
+    split: bool = False
 
 
 class Loop(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,12 +178,14 @@ def head_step(program: Program) -> int:
 class DescribedWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A weight of a unit: its name within it, its shape, and how it is used: by a linear module, by grouped products of
     experts (the first dimension counts them), in another way ("other"), or not at all ("unused"). `split` is the
-    dimension that the model's own tensor plan divides."""
+    dimension that the model's own tensor plan divides; where tensor ranks have the whole results of what is split by
+    its outputs, or the whole inputs of what is split by these, it `gathers`."""
 
     name: str
     shape: tuple[int, ...]
     use: str = "linear"
     split: int | None = None
+    gathers: bool = False
     transposed: bool = False
 
 
@@ -209,7 +214,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     the last norm to the root, since Accelerate looks for it among the children of the model's body alone, `adapts`
     whether programs say what it does with its weights frozen, `recomputes` whether Transformers can recompute its
     layers, `padded` whether it needs its token of padding to be built, `remote_code` whether its classes are of code in
-    its folder, and not of Transformers.
+    its folder, and not of Transformers. `unsplit` says why no tensor ranks are described: "" where they are, None in
+    descriptions that were made before there were any.
     """
 
     config: dict[str, Any]
@@ -229,6 +235,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     multiple_of: int = 1
     shortest: int = 1
     longest: int = 0
+    unsplit: str | None = None
 
     def __hash__(self) -> int:
         """By a few names: a configuration is a dict, which has no hash, and equality still compares everything."""

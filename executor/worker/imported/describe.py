@@ -35,6 +35,7 @@ from executor.worker.imported.record import (
     record,
 )
 from executor.worker.imported.recorded import Recorded
+from executor.worker.imported.split import ways_of
 from executor.worker.model.layers import (
     auto_class,
     can_recompute,
@@ -176,7 +177,14 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path
         recomputes=can_recompute(whole),
         padded=padded or first.padded,
         remote_code=folder is not None and kind not in CONFIG_MAPPING,
+        unsplit=_unsplit(whole, every),
     )
+
+
+def _unsplit(whole: Any, every: Sequence[OnDevice]) -> str:
+    """Why no tensor ranks are described; "" where they are."""
+    beside = "no tensor ranks are trained beside its towers" if towers_of(whole) else ""
+    return next(filter(None, (beside, *(made.unsplit for made in every))), "")
 
 
 def _runs(model: Any) -> bool:
@@ -191,8 +199,8 @@ def _runs(model: Any) -> bool:
 class OnDevice(NamedTuple):
     """What is recorded of a model on one kind of device: the lengths; by unit its programs in each number format, and
     attention and products beside linear modules; the weights that no gradient is made of; whether adapters' programs
-    are those of frozen weights; whether its code runs with its token of padding alone; and the weights that the
-    embedding reads though the model registers them after its layers."""
+    are those of frozen weights; whether its code runs with its token of padding alone; the weights that the embedding
+    reads though the model registers them after its layers; and why no tensor ranks are described, if they are not."""
 
     lengths: RecordedLengths
     programs: dict[str, dict[str, Program]]
@@ -201,6 +209,7 @@ class OnDevice(NamedTuple):
     adapts: bool
     padded: bool
     read_first: tuple[str, ...]
+    unsplit: str
 
 
 def recorded_on(build: Callable[..., Any], spots: Mapping[str, int], experts: Collection[str], device: str) -> OnDevice:
@@ -212,7 +221,7 @@ def recorded_on(build: Callable[..., Any], spots: Mapping[str, int], experts: Co
     recorded = {unit: ("layer" if unit in spots else unit, spots.get(unit, 0)) for unit in programs}
     unused: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
-    adapts, padded = True, False
+    adapts, padded, unsplit = True, False, ""
     failed: list[CodeFails] = []
     for variant, (dtype, autocast) in VARIANTS.items():
         with fake_device(cuda=device == "cuda"):
@@ -235,9 +244,10 @@ def recorded_on(build: Callable[..., Any], spots: Mapping[str, int], experts: Co
         for unit in programs:
             made, programs[unit][f"{variant}-{device}"] = runs.program(unit, recorded, names)
             products.setdefault(unit, made.products(experts=unit in experts))
+        unsplit = unsplit or runs.every.split.why
     if lengths is None or not products:
         raise failed[0]
-    return OnDevice(lengths, programs, products, unused, adapts, padded, first)
+    return OnDevice(lengths, programs, products, unused, adapts, padded, first, unsplit)
 
 
 def _on_each(devices: Sequence[str], made: Callable[[str], OnDevice]) -> list[OnDevice]:
@@ -439,7 +449,7 @@ def weights_of(model: Any, names: dict[str, str]) -> tuple[DescribedWeight, ...]
     """The weights of a unit with their shapes and uses."""
     modules = dict(model.named_modules())
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    plan = getattr(model, "_tp_plan", None) or {}
+    ways = ways_of(model)
     found = []
     for name, own in names.items():
         if name not in shapes:
@@ -450,12 +460,14 @@ def weights_of(model: Any, names: dict[str, str]) -> tuple[DescribedWeight, ...]
             use = "linear"
         elif _is_experts(modules[module], shapes[name]):
             use = "expert"
+        split, gathers = ways.get(name, (None, False))
         found.append(
             DescribedWeight(
                 name=own,
                 shape=shapes[name],
                 use=use,
-                split=_split(plan, name),
+                split=split,
+                gathers=gathers,
                 transposed=type(modules[module]).__name__ == "Conv1D",
             )
         )
@@ -464,12 +476,6 @@ def weights_of(model: Any, names: dict[str, str]) -> tuple[DescribedWeight, ...]
 
 def _is_experts(module: nn.Module, shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and hasattr(module, "num_experts") and shape[0] == module.num_experts
-
-
-def _split(plan: dict[str, str], name: str) -> int | None:
-    pattern = re.sub(r"\.\d+\.", ".*.", name.removesuffix(".weight"))
-    style = plan.get(pattern) or plan.get(name)
-    return {"colwise": 0, "rowwise": 1, "colwise_gather_output": 0}.get(style or "")
 
 
 def unused_weights(model: Any, every: Recorded, towers: Collection[str]) -> tuple[str, ...]:

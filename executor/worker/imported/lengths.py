@@ -18,7 +18,8 @@ from executor.worker.imported.between import joined, takes_part
 from executor.worker.imported.loops import aligned, looped
 from executor.worker.imported.programs import UnitProgram
 from executor.worker.imported.record import ModelRecording, NotDescribed, Place, UnitName, named, record
-from executor.worker.imported.recorded import OtherWithoutGradients, Point, Recorded
+from executor.worker.imported.recorded import OtherWithoutGradients, Recorded
+from executor.worker.imported.split import Point, Split, split_recordings
 from planner.spec.described import Program
 
 PADS = tuple(2**power for power in range(3, 10))
@@ -43,6 +44,8 @@ UNIT, UNIT_LOOPED = 32, 4
 """Positions of a step where nothing is padded; fewer where a loop may have an iteration for each."""
 BEYOND, FAR_LOOPED = 9, 17
 """Steps of the length at which loops must be as foretold with gradients, and (sizes alone) without."""
+
+LOOPS = "its loops over a sequence are not recorded over tensor ranks"
 
 
 class RecordedLengths(NamedTuple):
@@ -225,13 +228,14 @@ def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool) -> Recor
 
     if between:
         runs = list(map(joined, runs))
+    split = Split(LOOPS) if lengths.loops else split_recordings(model, lengths.points, runs, again)
     far = None
     try:
-        every = Recorded(runs, again(first, gradients=False), lengths.points)
+        every = Recorded(runs, again(first, gradients=False), lengths.points, split=split)
         if lengths.loops:
             far = Recorded(runs[-1:], again(last, gradients=False), (last,))
     except OtherWithoutGradients:
-        every = Recorded(runs, again(first, forgets=True), lengths.points)
+        every = Recorded(runs, again(first, forgets=True), lengths.points, split=split)
         if lengths.loops:
             far = Recorded(runs[-1:], again(last, forgets=True), (last,))
     frozen = _frozen(every, model, again)

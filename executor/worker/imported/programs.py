@@ -25,6 +25,7 @@ from executor.worker.imported.record import (
     named,
 )
 from executor.worker.imported.recorded import Recorded
+from executor.worker.imported.split import added, terms_of
 from planner.spec.described import (
     INPUT,
     WEIGHT,
@@ -488,16 +489,28 @@ class UnitProgram:
     def _sum(self, places: Sequence[int], direction: str) -> tuple[ByteCount, Occurrences]:
         """Bytes that operations move and how many there are, with those that longer recordings have more."""
         counted = [place for place in places if self._counts(self.base.operations[place])]
-        moved, starts = [], []
+        moved, divided, starts = [], [], []
+        shares = [self._shares(place) for place in counted]
         for run, whole, more in zip(self.recorded.runs, self.recorded.whole, self.recorded.more, strict=True):
             operations = [run.operations[place] for place in counted]
             beyond = (whole.operations[place] for place in more.get((direction, self.unit), ()))
             operations += [op for op in beyond if self._counts(op)]
-            moved.append(float(sum(map(_bytes_of, operations))))
+            moved.append(float(sum(sum(_bytes_of(op)) for op in operations)))
+            divided.append(float(sum(map(np.dot, shares, map(_bytes_of, operations)))))
             starts.append(len(operations))
         alike = len(set(starts)) == 1
         count = starts[0] if alike else self.recorded.polynomial(starts, f"operations of its {direction}")
-        return self.recorded.polynomial(moved, direction), (0.0, count) if isinstance(count, float) else count
+        every, split = (terms_of(self.recorded.polynomial(one, direction)) for one in (moved, divided))
+        bytes_moved = added([one - other for one, other in zip(every, split, strict=True)], split)
+        return bytes_moved, (0.0, count) if isinstance(count, float) else count
+
+    def _shares(self, place: int) -> list[float]:
+        """The parts that tensor ranks divide of the tensors that an operation reads and writes."""
+
+        def tensor(at: int) -> Callable[[ModelRecording], float]:
+            return lambda run: _bytes_of(run.operations[place])[at]
+
+        return [self.recorded.split.share(tensor(at)) for at in range(len(_bytes_of(self.base.operations[place])))]
 
     def _counts(self, op: Operation) -> bool:
         fused = op.name in PRODUCTS or op.name.startswith(ATTENTION)
@@ -514,12 +527,13 @@ class UnitProgram:
                 continue
             if op.name.startswith(ATTENTION):
                 (_, heads, _, width), (_, kv_heads, _, _), (_, _, _, value) = (one.shape for one in op.inputs[:3])
-                attention.append(Attend(heads, kv_heads, width, value))
+                attention.append(Attend(heads, kv_heads, width, value, split=self._shares(index)[0] == 1))
             elif op.name in PRODUCTS and not (experts and op.name == GROUPED):
                 products[index] = self._product(index)
                 heads = int(np.prod(op.results[0].shape[:-2])) // self.recorded.points[0][0]
                 if self._of_pairs(index, lambda op: op.results[0]):
-                    made = index, Attend(heads, heads, op.inputs[-2].shape[-1], 0)
+                    split = self._shares(index)[-1] == 1
+                    made = index, Attend(heads, heads, op.inputs[-2].shape[-1], 0, split=split)
                 elif made is not None and self._of_pairs(index, lambda op: op.inputs[-2]):
                     scores.append(replace(made[1], value_width=op.results[0].shape[-1]))
                     del products[index], products[made[0]]
@@ -560,10 +574,10 @@ class UnitProgram:
         return index is not None and bool(self.base.operations[index].inside)
 
 
-def _bytes_of(op: Operation) -> float:
-    """Bytes that an operation reads and writes; of an embedding's table, the rows that it takes."""
+def _bytes_of(op: Operation) -> list[int]:
+    """Bytes of each tensor that an operation reads or writes; of an embedding's table, of the rows that it takes."""
     inputs = op.results if op.name == "embedding" else op.inputs
-    return sum(one.bytes for one in (*inputs, *op.results))
+    return [one.bytes for one in (*inputs, *op.results)]
 
 
 def _columns(op: Operation) -> tuple[int, int]:

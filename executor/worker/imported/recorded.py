@@ -22,10 +22,8 @@ from executor.worker.imported.record import (
     TensorSeen,
     UnitName,
 )
+from executor.worker.imported.split import Point, Split, added
 from planner.spec.described import ByteCount
-
-Point = tuple[int, int]
-"""(batch, length) of a recording."""
 
 
 def size_of(points: Sequence[Point], values: Sequence[float], what: Callable[[], str]) -> ByteCount:
@@ -43,10 +41,7 @@ def size_of(points: Sequence[Point], values: Sequence[float], what: Callable[[],
         raise NotDescribed(f"the size of {what()} is no polynomial of batch and length: {values} bytes at {points}")
     found = exact[0]
     found = found / [unit, unit, 1, unit * unit, 1, unit * unit]
-    terms = [float(one) for one in found]
-    while len(terms) > 1 and terms[-1] == 0:
-        terms.pop()
-    return terms[0] if len(terms) == 1 else tuple(terms)
+    return added([float(one) for one in found], ())
 
 
 class OtherWithoutGradients(NotDescribed):
@@ -64,8 +59,11 @@ class Recorded:
         plain: ModelRecording,
         points: Sequence[Point],
         like: Recorded | None = None,
+        split: Split | None = None,
     ) -> None:
-        """A single run may be `like` others of the same model, whose tensors tell how those of its sizes grow."""
+        """A single run may be `like` others of the same model, whose tensors tell how those of its sizes grow. `split`
+        tells what of them tensor ranks divide."""
+        self.split = split or Split("")
         self.like, self.points, self.plain, self.base = like, points, plain, runs[0]
         self.whole = runs
         self.runs, self.more, self.repeated = aligned(runs)
@@ -188,6 +186,10 @@ class Recorded:
             if found is None:
                 raise NotDescribed(f"{self._maker(storage)} has a size of its own where weights are frozen")
             return found
+        return self.split.sized(self._whole(storage), lambda run: run.sizes[storage], lambda: self._maker(storage))
+
+    def _whole(self, storage: int) -> ByteCount:
+        """Bytes of a storage where weights are whole."""
         if any(storage not in run.sizes for run in self.runs):
             raise NotDescribed(f"{self._maker(storage)} is made by no operation")
         return size_of(self.points, [run.sizes[storage] for run in self.runs], lambda: self._maker(storage))
@@ -203,12 +205,12 @@ class Recorded:
         for storage, size in self.base.sizes.items():
             if storage not in self.base.weights and not isinstance(found.get(size), float):
                 with suppress(NotDescribed):
-                    found[size] = self.size(storage)
+                    found[size] = self._whole(storage)
         return found
 
     def bytes_of(self, look: Callable[[ModelRecording], float], what: str) -> ByteCount:
         """A figure of each recording."""
-        return self.polynomial([look(run) for run in self.runs], what)
+        return self.split.sized(self.polynomial([look(run) for run in self.runs], what), look, lambda: what)
 
     def polynomial(self, values: Sequence[float], what: str) -> ByteCount:
         """A figure that each recording has."""

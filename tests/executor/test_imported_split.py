@@ -1,0 +1,102 @@
+"""Claims about described models over tensor ranks: what families by hand need, what a trace needs, and refusals.
+
+Not here: real ranks (tests/cluster/test_imported.py, test_imported_training.py).
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from random import Random
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from executor.measure import trace as traces
+from executor.worker.imported import describe as describing
+from executor.worker.imported.describe import config_of, describe
+from executor.worker.imported.facts import spec_of
+from executor.worker.trace.trace import trace
+from planner.engines import engine_of
+from planner.figures.memory import memory_breakdown
+from planner.parallelism.case import Case
+from planner.parallelism.collectives import Call
+from planner.parallelism.rule import broken
+from planner.parallelism.rules import JOB
+from planner.spec import Layout, ModelSpec, TrainingJob, presets
+from planner.spec.huggingface import config_dict
+from planner.spec.job import Precision
+from scripts.trace_pairs import planned
+from tests.planner.families import small
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 6, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "vocab_size": 2048, "head_dim": 32,
+}  # fmt: skip
+IMPORTED = ("arcee", "cohere", "exaone4", "gemma", "glm4", "granite", "olmo2", "seed_oss", "smollm3", "starcoder2")
+RANKS = ((2, 1), (4, 1), (2, 2))
+"""Tensor ranks, and shards."""
+PRECISIONS: tuple[Precision, ...] = ("bf16", "pure-bf16")
+EVERY = [
+    one
+    for one in product(IMPORTED, RANKS, PRECISIONS, ("none", "full"))
+    if one[1][1] == 1 or one[2] == "pure-bf16"  # FSDP2's mixed precision also casts what layers are given
+]
+IN_CI = Random(31).sample(EVERY, 2)
+
+
+def described(raw: dict[str, Any], precision: Precision, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
+    name = "mixed" if precision == "bf16" else "pure"
+    monkeypatch.setattr(describing, "VARIANTS", {name: describing.VARIANTS[name]})
+    return spec_of("model", raw, config_of(raw), describe(raw, ("cuda",)))
+
+
+def layout_of(ranks: tuple[int, int], recompute: str, **more: Any) -> Layout:
+    tp, shards = ranks
+    engine = {"engine": "transformers-tp", "zero_stage": 3, "micro_batch_size": 3, "recompute": recompute} | more
+    return Layout(tp=tp, dp_shard=shards, **engine)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "precision", "recompute"),
+    [pytest.param(*one, marks=() if one in IN_CI else pytest.mark.long) for one in EVERY],
+)
+def test_tensor_ranks_need_what_a_trace_needs_at_other_sizes(
+    kind: str, ranks: tuple[int, int], precision: Precision, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = described({"model_type": kind, **SIZES}, precision, monkeypatch)
+    plan = planned(model, TrainingJob(precision=precision, seq_len=1184), layout_of(ranks, recompute))
+    report = traces.compared(plan, trace(plan, 0))
+
+    assert report.memory.peak.error_percent == pytest.approx(0, abs=0.5)
+    assert report.traffic.lines
+    for line in report.traffic.lines:
+        assert line.error_percent == pytest.approx(0, abs=1e-6), line
+
+
+BY_HAND = [*product(("llama", "mistral", "qwen2", "qwen3"), ((2, 1), (4, 1), (4, 2)), PRECISIONS, ("none", "full"))]
+BY_HAND_IN_CI = Random(31).sample(BY_HAND, 2)
+POSITION_BYTES = 8
+"""Of the positions' indices, which a checkpoint of a layer keeps beside its cosines; by hand they are left out."""
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "precision", "recompute"),
+    [pytest.param(*one, marks=() if one in BY_HAND_IN_CI else pytest.mark.long) for one in BY_HAND],
+)
+def test_a_family_by_hand_and_described_need_the_same(
+    family: str, ranks: tuple[int, int], precision: Precision, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand = replace(small(family), heads=16, kv_heads=8)
+    model = described(config_dict(by_hand), precision if ranks[1] == 1 else "pure-bf16", monkeypatch)
+    job, layout = TrainingJob(precision=precision, seq_len=1024), layout_of(ranks, recompute)
+    cases = [Case.of(planned(one, job, layout)) for one in (by_hand, model)]
+    peaks = [memory_breakdown(case).peak.total for case in cases]
+    sent = [sorted(map(sent_as, engine_of(case.layout.engine).collectives(case))) for case in cases]
+
+    assert peaks[1] - peaks[0] == pytest.approx(POSITION_BYTES * job.seq_len * (recompute == "full"), abs=1)
+    assert sent[0] == sent[1]
+
+
+def sent_as(call: Call) -> tuple[str, str, str, str, float, float]:
+    return call.op, call.axis, call.unit, call.phase, float(call.count), float(call.payload_bytes)
