@@ -62,6 +62,10 @@ class UnitProgram:
             begin = next(i for i, one in enumerate(forward) if one.kind == "enter" and one.what == unit)
             end = next(i for i, one in enumerate(forward) if one.kind == "leave" and one.what == unit)
             self.given, self.result = forward[begin].tensor, forward[end].tensor
+        elif unit[0] == "gap":
+            begin = next(i for i, one in enumerate(forward) if one.kind == "leave" and one.what[1] == unit[1])
+            end = next(i for i, one in enumerate(forward) if one.kind == "enter" and one.what[1] == unit[1] + 1)
+            self.given, self.result = forward[begin].tensor, forward[end].tensor
         elif unit[0] == "embed":
             begin, end = -1, next(i for i, one in enumerate(forward) if one.kind == "enter")
             self.given, self.result = None, forward[end].tensor
@@ -105,9 +109,11 @@ class UnitProgram:
     def made(self) -> Program:
         """The program."""
         steps: list[Step] = []
-        pending, before = list(self.events), 0
+        pending, before, towers = list(self.events), 0, -1
         while pending:
             event = pending.pop(0)
+            if event.kind == "op" and towers < 0 and self._reads_images(event.what):
+                towers = len(steps)
             if event.kind == "call":
                 before = len(steps)
             elif event.kind == "linear" and self._plain(event):
@@ -131,8 +137,13 @@ class UnitProgram:
         moved, back, starts, starts_back = self._sums()
         return Program(
             steps=tuple(steps), output=output, shared=shared, returned=later[0], held=later[1], given=self._given(),
-            moved=moved, moved_back=back, starts=starts, starts_back=starts_back, before=before,
+            moved=moved, moved_back=back, starts=starts, starts_back=starts_back, before=before, towers=towers,
         )  # fmt: skip
+
+    def _reads_images(self, index: int) -> bool:
+        """Whether an operation of the embedding's unit reads what towers made."""
+        inputs = self.base.operations[index].inputs
+        return self.unit[0] == "embed" and any(one.storage in self.base.images for one in inputs)
 
     def _given(self) -> tuple[int, ...] | None:
         """Of the storages that the embedding leaves to all layers, those that this one is called with; None for all."""
@@ -144,7 +155,7 @@ class UnitProgram:
 
     def _plain(self, event: Happening) -> bool:
         """Whether a linear module works on all tokens, one row each."""
-        batch, seq = self.recorded.points[0]
+        batch, seq = self.recorded.points[0][:2]
         once = f"{event.what}.weight" not in self.recorded.parted and self._calls[event.what] == 1
         return once and event.what in self.names_of_linears and int(np.prod(event.tensor.shape[:-1])) == batch * seq
 
@@ -419,7 +430,7 @@ class UnitProgram:
             if unit != self.unit or storage in self.inner:
                 continue
             where = self._storage(storage)
-            if where is not None:
+            if where is not None and not (where == INPUT and unit[0] == "gap"):  # which ends as the next layer begins
                 ends.setdefault(self.after.get(at, 0), []).append(where)
         result = None if self.result is None else self.result.storage
         for index in self.recorded.copies:  # nothing but the graph keeps them
@@ -462,7 +473,7 @@ class UnitProgram:
             operations = [run.operations[place] for place in counted]
             beyond = (whole.operations[place] for place in more.get((direction, self.unit), ()))
             operations += [op for op in beyond if self._counts(op)]
-            moved.append(float(sum(map(_bytes_of, operations))))
+            moved.append(float(sum(map(bytes_moved, operations))))
             starts.append(len(operations))
         alike = len(set(starts)) == 1
         count = starts[0] if alike else self.recorded.polynomial(starts, f"operations of its {direction}")
@@ -489,11 +500,11 @@ class UnitProgram:
 
     def _product(self, index: int) -> OtherProduct:
         op = self.base.operations[index]
-        n, k = _columns(op)
+        n, k = columns(op)
 
         def rows(run: ModelRecording) -> float:
             there = run.operations[index]
-            return float(np.prod(there.results[0].shape)) * _columns(there)[1] / (n * k)
+            return float(np.prod(there.results[0].shape)) * columns(there)[1] / (n * k)
 
         return OtherProduct(self.recorded.bytes_of(rows, op.name), n, k, self._times(index))
 
@@ -516,13 +527,13 @@ class UnitProgram:
         return index is not None and bool(self.base.operations[index].inside)
 
 
-def _bytes_of(op: Operation) -> float:
+def bytes_moved(op: Operation) -> float:
     """Bytes that an operation reads and writes; of an embedding's table, the rows that it takes."""
     inputs = op.results if op.name == "embedding" else op.inputs
     return sum(one.bytes for one in (*inputs, *op.results))
 
 
-def _columns(op: Operation) -> tuple[int, int]:
+def columns(op: Operation) -> tuple[int, int]:
     """Columns of a product's result, and over how many elements each is summed."""
     if op.name == "convolution":
         return op.results[0].shape[1], int(np.prod(op.inputs[1].shape[1:]))

@@ -23,25 +23,27 @@ from executor.worker.imported.record import (
 )
 from planner.spec.described import ByteCount
 
-Point = tuple[int, int]
-"""(batch, length) of a recording."""
+Point = tuple[int, ...]
+"""(batch, length) of a recording, and the positions of a sequence that are images' where it has some."""
 
 
 def size_of(points: Sequence[Point], values: Sequence[float], what: Callable[[], str]) -> ByteCount:
     """Bytes at each point as a polynomial of batch and length: it is solved from six, and exact at all. Of one point
-    they are a fixed size."""
+    they are a fixed size. Where sequences have images it is solved from seven, and the last term is that of images'
+    positions."""
     if len(points) == 1:
         return 0.0, 0.0, float(values[0])
     unit = points[0][1]  # lengths are counted in it, so that terms of chunks are whole numbers
-    parts = [(batch, seq / unit) for batch, seq in points]
-    rows = np.array([(batch * seq, seq, 1.0, batch * seq * seq, batch, seq * seq) for batch, seq in parts])
-    solved = np.linalg.solve(rows[:6], np.array(values[:6], float))
+    parts = [(batch, seq / unit, [batch * one for one in images]) for batch, seq, *images in points]
+    rows = np.array([(batch * seq, seq, 1.0, batch * seq * seq, batch, seq * seq, *more) for batch, seq, more in parts])
+    terms_count = rows.shape[1]
+    solved = np.linalg.solve(rows[:terms_count], np.array(values[:terms_count], float))
     whole = np.round(solved * 4096) / 4096
     exact = [one for one in (whole, solved) if np.allclose(rows @ one, values, rtol=1e-9, atol=0.5)]
     if not exact:
         raise NotDescribed(f"the size of {what()} is no polynomial of batch and length: {values} bytes at {points}")
     found = exact[0]
-    found = found / [unit, unit, 1, unit * unit, 1, unit * unit]
+    found = found / [unit, unit, 1, unit * unit, 1, unit * unit, 1][:terms_count]
     terms = [float(one) for one in found]
     while len(terms) > 1 and terms[-1] == 0:
         terms.pop()

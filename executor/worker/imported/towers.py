@@ -1,0 +1,275 @@
+"""Frozen towers as they run on images, and what the model's own units do where its sequences have some.
+
+No gradient goes into a frozen tower, and autograd keeps nothing of it: its bytes over time are all that there is to
+know. Not here: what a model is given of images (pictures.py), or units with text alone (describe.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from executor.worker.imported.lengths import RecordedLengths, recordings
+from executor.worker.imported.pictures import Pictures, pictures_of, tensors_of
+from executor.worker.imported.programs import ATTENTION, PRODUCTS, bytes_moved, columns
+from executor.worker.imported.record import (
+    CodeFails,
+    ModelRecorder,
+    ModelRecording,
+    NotDescribed,
+    UnitName,
+    fake_device,
+)
+from executor.worker.model.layers import decoder_config
+from planner.spec.described import (
+    BETWEEN,
+    Attend,
+    DescribedUnit,
+    Linear,
+    OtherProduct,
+    Program,
+    TowerAttention,
+    TowerProgram,
+    Towers,
+)
+
+POSITIONS = (12, 24, 36, 20)
+"""Positions of images that towers without a fixed size are recorded at; the last ones are foretold."""
+IMAGES = (1, 2, 3, 5)
+"""Images of those of one size."""
+BESIDE_TEXT = (12, 8, 24)
+"""Positions of images a sequence at the first lengths, at one more, and at the last, which is foretold."""
+
+Formats = Mapping[str, tuple[torch.dtype, bool]]
+Beside = tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]
+"""Attention and products of a unit beside its linear modules."""
+
+
+class Seen(NamedTuple):
+    """What is recorded of a model with images on one kind of device: its towers by number format, products and
+    attention of them, what they are given, programs of the model's units with their attention and products."""
+
+    programs: dict[str, TowerProgram]
+    products: tuple[OtherProduct, ...]
+    attention: tuple[TowerAttention, ...]
+    given_bytes: Linear
+    units: dict[str, dict[str, Program]]
+    beside: dict[str, Beside]
+
+
+class Small(NamedTuple):
+    """The small model that is recorded: how it is built in a number format, the lengths of its recordings with text
+    alone, which of its layers each kind is, the names of its units' weights, and the units with weights of experts."""
+
+    build: Callable[..., Any]
+    lengths: RecordedLengths
+    spots: Mapping[str, int]
+    names: Callable[[Any, Mapping[str, int]], dict[str, dict[str, str]]]
+    experts: Collection[str]
+
+
+def seen_on(small: Small, formats: Formats, between: bool, device: str) -> Seen:
+    """Recordings of a small model with images on a kind of device, in each number format that its code takes."""
+    spots: dict[str, UnitName] = {"embed": ("embed", 0), "tail": ("tail", 0)}
+    spots |= {kind: ("layer", place) for kind, place in small.spots.items()}
+    spots |= {BETWEEN: ("gap", 0)} if between else {}
+    units: dict[str, dict[str, Program]] = {unit: {} for unit in spots}
+    programs: dict[str, TowerProgram] = {}
+    beside: dict[str, Beside] = {}
+    first: tuple[Any, ...] = ()
+    for variant, (dtype, autocast) in formats.items():
+        with fake_device(cuda=device == "cuda"):
+            model = small.build(dtype)
+            try:
+                first = tower_of(model, autocast=autocast)
+                runs = recordings(model, with_images(small.lengths), autocast=autocast)
+            except CodeFails as error:
+                failed = error  # of a number format that its code does not take
+                continue
+            names = small.names(model, small.spots) | {BETWEEN: {}}
+        programs[f"{variant}-{device}"] = first[0]
+        for unit in spots:
+            made, units[unit][f"{variant}-{device}"] = runs.program(unit, spots, names)
+            beside.setdefault(unit, made.products(experts=unit in small.experts))
+    if not programs:
+        raise failed
+    return Seen(programs, *first[1:], units, beside)
+
+
+def with_images(lengths: RecordedLengths) -> RecordedLengths:
+    """The lengths to record a model at whose sequences have images: those without, and one more number of images."""
+    *few, last = lengths.points
+    some, other, most = BESIDE_TEXT
+    points = (*((*point, some) for point in few), (*few[0], other), (*last, most))
+    return lengths._replace(points=points)
+
+
+def tower_of(model: Any, *, autocast: bool) -> tuple[TowerProgram, tuple[OtherProduct, ...], tuple[Any, ...], Linear]:
+    """The program of a model's frozen towers, its products and its attention, and the bytes that it is given of images.
+    Every figure is linear in their positions, solved from two recordings and exact at two more."""
+    pictures = pictures_of(model.config)
+    assert pictures is not None
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in weights:
+        weight.requires_grad_(False)
+    runs, positions, held, given = [], [], [], []
+    for count in IMAGES if pictures.per_image else POSITIONS:
+        images, each = (count, pictures.per_image) if pictures.per_image else (1, count)
+        inputs = pictures.made(images, each)
+        runs.append(_run(model, inputs, torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()))
+        positions.append(images * each)
+        given.append(sum(one.nbytes for one in tensors_of(inputs)))
+        held.append(_held(runs[-1]))
+    for weight in weights:
+        weight.requires_grad_(True)
+    names = [[op.name for op in run.operations] for run in runs]
+    if any(one != names[0] for one in names):
+        raise NotDescribed("its towers do other operations for other images")
+    solve = _Solved(positions)
+    moments = {solve.of([series[place] for series in held]) for place in range(len(held[0]))}
+    counted = [i for i, op in enumerate(runs[0].operations) if _counts(op)]
+    moved = [float(sum(bytes_moved(run.operations[i]) for i in counted)) for run in runs]
+    program = TowerProgram(
+        moments=highest(moments), left=solve.of([series[-1] for series in held]), moved=solve.of(moved),
+        starts=len(counted),
+    )  # fmt: skip
+    return program, _products(runs, solve), _attention(runs[0], pictures), solve.of(given)
+
+
+class _Solved:
+    """Figures at some numbers of positions as linear in them."""
+
+    def __init__(self, positions: Sequence[int]) -> None:
+        self.rows = np.array([(one, 1.0) for one in positions])
+
+    def of(self, values: Sequence[float]) -> Linear:
+        """A figure; or a refusal, where it is not linear."""
+        solved = np.linalg.solve(self.rows[:2], np.array(values[:2], float))
+        whole = np.round(solved * 4096) / 4096
+        for found in (whole, solved):
+            if np.allclose(self.rows @ found, values, rtol=1e-9, atol=0.5):
+                return float(found[0]), float(found[1])
+        raise NotDescribed(f"its towers' sizes are not linear in images' positions ({values})")
+
+
+def _run(model: Any, inputs: dict[str, Any], precision: AbstractContextManager[Any]) -> ModelRecording:
+    recorder = ModelRecorder()
+    with recorder:
+        for known in (*model.parameters(), *model.buffers(), *tensors_of(inputs)):
+            recorder.see(known)
+        recorder.on = True
+        try:
+            with precision:
+                kept = model.get_image_features(**inputs)
+        except Exception as error:
+            raise CodeFails(f"its towers' code fails with {type(error).__name__}: {error}") from error
+        recorder.on = False
+    del kept
+    return recorder.found
+
+
+def _held(run: ModelRecording) -> list[int]:
+    """Bytes that are held as each operation ends, and at the end."""
+    held, found = 0, []
+    made: set[int] = set()
+    for event in run.events:
+        if event.kind == "op":
+            new = run.operations[event.what].made
+            made.update(new)
+            held += sum(run.sizes[one] for one in new)
+            found.append(held)
+        elif event.kind == "free" and event.what in made:
+            held -= run.sizes[event.what]
+    return [*found, held]
+
+
+def highest(moments: set[Linear]) -> tuple[Linear, ...]:
+    """Of moments those that are the highest at some number of positions."""
+    found: list[Linear] = []
+    for one in sorted(moments, key=lambda one: (-one[1], -one[0])):
+        if all(one[0] > other[0] for other in found):
+            found.append(one)
+    return tuple(found)
+
+
+def _counts(op: Any) -> bool:
+    """Whether an operation only moves bytes."""
+    fused = op.name in PRODUCTS or op.name.startswith(ATTENTION)
+    return bool(op.made or op.name.endswith("_")) and not fused
+
+
+def _products(runs: Sequence[ModelRecording], solve: _Solved) -> tuple[OtherProduct, ...]:
+    found: Counter[tuple[Any, int, int]] = Counter()
+    for index, op in enumerate(runs[0].operations):
+        if op.name in PRODUCTS:
+            n, k = columns(op)
+            size = [float(np.prod(run.operations[index].results[0].shape)) / n for run in runs]
+            found[solve.of(size), n, k] += 1
+    return tuple(OtherProduct((rows[0], 0.0, rows[1]), n, k, float(times)) for (rows, n, k), times in found.items())
+
+
+def _attention(run: ModelRecording, pictures: Pictures) -> tuple[TowerAttention, ...]:
+    calls = Counter((op.inputs[0].shape[1], op.inputs[0].shape[3]) for op in run.operations if ATTENTION in op.name)
+    narrow, window = pictures.windows
+    found = []
+    for (heads, width), times in calls.items():
+        apart = min(narrow, times)
+        found += [TowerAttention(heads, width, times - apart)] if times > apart else []
+        found += [TowerAttention(heads, width, apart, window)] if apart else []
+    return tuple(found)
+
+
+def with_layers_between(config: Any, small: Small, few: Callable[[Sequence[int]], Any]) -> tuple[Small, int]:
+    """The small model of `config` with what is done between its first layers, of which it has two more then; and
+    between how many layers of the whole model that is. `few` builds a model of some of its layers."""
+    between = len(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())
+    if not between:
+        return small, 0
+    if len(small.spots) > 1:
+        raise NotDescribed("images' features are added between layers of several kinds")
+    (kind,) = small.spots
+    layers = decoder_config(config).num_hidden_layers
+    if between >= layers:
+        raise NotDescribed(f"it has {layers} layers, and adds images' features after {between}")
+    count = min(layers, between + 3)
+    return small._replace(build=few(range(count)), spots={kind: min(between + 1, count - 1)}), between
+
+
+def seeing(
+    config: Any, small: Small, few: Callable[[Sequence[int]], Any], formats: Formats, on_each: Callable[[Any], Any],
+    plain: Mapping[str, DescribedUnit],
+) -> tuple[Towers, dict[str, DescribedUnit]]:  # fmt: skip
+    """A model's towers, and its units that images change: those that are not as in `plain`. `on_each` calls what it is
+    given on every kind of device."""
+    pictures = pictures_of(config)
+    if pictures is None:
+        raise NotDescribed(f"how {config.model_type} is given images is not known")
+    if small.lengths.loops:
+        raise NotDescribed("the loops of its layers are not described with images")
+    small, between = with_layers_between(config, small, few)
+    seen: list[Seen] = on_each(partial(seen_on, small, formats, between > 0))
+    first, lengths = seen[0], small.lengths
+    towers = Towers(
+        patches=pictures.patches,
+        per_image=pictures.per_image,
+        given_bytes=first.given_bytes,
+        programs={name: one for each in seen for name, one in each.programs.items()},
+        products=first.products,
+        attention=first.attention,
+        between=between,
+        shortest=lengths.shortest,
+        longest=lengths.longest(decoder_config(config)),
+    )
+    changed: dict[str, DescribedUnit] = {}
+    for unit in first.units:
+        programs = {name: one for each in seen for name, one in each.units[unit].items()}
+        if unit not in plain or programs != plain[unit].programs:
+            attention, products = first.beside[unit]
+            changed[unit] = DescribedUnit(weights=(), programs=programs, attention=attention, products=products)
+    return towers, changed
