@@ -298,7 +298,7 @@ def _muon_calls(case: Case) -> list[Call]:
 def _by_axis(case: Case) -> Iterator[tuple[str, str, list[Weight]]]:
     """(unit, axis, weights) of what runs: experts are sharded over ranks of their own where they are split."""
     for unit in case.units():
-        if unit == TOWER:
+        if unit == TOWER and not case.job.image_tokens:
             continue
         by_axis: dict[str, list[Weight]] = {}
         for weight in case.units()[unit]:

@@ -5,11 +5,13 @@ Not here: what a description holds (spec/described.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from planner.parallelism.rule import Rule
 from planner.spec.described import Program, head_step
 from planner.spec.options import LARGEST_SEQ
+from planner.spec.seeing import images_refusal, without_images
 
 if TYPE_CHECKING:
     from planner.parallelism.case import Case
@@ -90,7 +92,54 @@ def _sentence_of_lengths(case: Case) -> str:
     return f"{case.model.name} is an imported model: its layers are described at {lengths}{least}{most}"
 
 
+def _of_images(name: str, field: str, holds: Callable[[Case], Any], sentence: str, fix: str) -> Rule:
+    return Rule(
+        name=name,
+        field=field,
+        holds=lambda case: not case.job.image_tokens or holds(case),
+        sentence=lambda case: f"{case.model.name} with images: {sentence}",
+        fix=lambda _: fix,
+    )
+
+
+IMAGES: tuple[Rule, ...] = (
+    Rule(
+        name="images that a model takes",
+        field="image_tokens",
+        holds=lambda case: not case.job.image_tokens or _images_refusal(case) is None,
+        sentence=lambda case: f"{case.job.image_tokens} positions of images, {_images_refusal(case)[0]}",  # type: ignore[index]
+        fix=lambda case: _images_refusal(case)[1],  # type: ignore[index]
+    ),
+    _of_images(
+        "engines that run towers",
+        "engine",
+        lambda case: case.layout.engine in ("single", "ddp", "fsdp2"),
+        "a tower that runs is planned whole, replicated or under FSDP2",
+        "Use engine=ddp or fsdp2",
+    ),
+    _of_images(
+        "offloaded towers",
+        "offload_params",
+        lambda case: not case.layout.offload_params,
+        "offloaded weights of a tower that runs are not modelled",
+        "Use offload_params=false",
+    ),
+    _of_images(
+        "adapters and recomputed layers with images",
+        "recompute",
+        lambda case: case.lora is None or case.layout.recompute == "none",
+        "Transformers asks a frozen tower for gradients where layers of adapters run again, which is not modelled",
+        "Use recompute=none, or method=full",
+    ),
+)
+
+
+def _images_refusal(case: Case) -> tuple[str, str] | None:
+    return images_refusal(without_images(case.model), case.job.image_tokens, case.job.seq_len)
+
+
 DESCRIBED: tuple[Rule, ...] = (
+    *IMAGES,
     _rule(
         "described model under other modules",
         "engine",

@@ -228,7 +228,7 @@ class Towers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A model's towers with their projectors, and its own units as they run where sequences have images.
 
     A position of text that is an image's is made of `patches`; an image has `per_image` such positions (0: any number),
-    for which a model is given `given_bytes`. `products` are those of all linear modules and others, with rows a
+    for which a model is given `given_bytes`, and `beside_bytes` for every position of text. `products` are those of all linear modules and others, with rows a
     position. What the model's own units do where sequences have images is in units of their names with IMAGES after
     them, where it is not what they do with text alone. `between` is how many layers have one of unit BETWEEN after
     them, the first ones. Lengths are as those of Described.
@@ -237,6 +237,7 @@ class Towers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     patches: int
     per_image: int = 0
     given_bytes: Linear
+    beside_bytes: float = 0.0
     programs: dict[str, TowerProgram]
     products: tuple[OtherProduct, ...]
     attention: tuple[TowerAttention, ...]

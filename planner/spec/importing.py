@@ -27,7 +27,7 @@ from planner.basics.errors import PlannerError, refusing
 from planner.basics.output import write_whole
 from planner.basics.saying import say
 from planner.spec import ModelSpec
-from planner.spec.described import INPUT, SCHEMA, TOWER, VARIANTS, AutogradStep, Described, Free, Give, Loop, Program
+from planner.spec.described import IMAGES, INPUT, SCHEMA, TOWER, VARIANTS, AutogradStep, Described, Free, Give, Loop, Program
 from planner.spec.described_file import packed, unpacked
 from planner.spec.loops import lengthened
 from planner.spec.model_rules import check_model
@@ -119,9 +119,11 @@ def check_described(described: Described, layers: int, where: str) -> None:
         programs, others = found.programs.keys(), described.units["tail"].programs.keys()
         for variant in (programs ^ others) | (programs - set(VARIANTS)) if programs else set(VARIANTS):
             raise PlannerError(f"{where}: {unit}.{variant}", None, "is missing", "Make it again: executor import")
-        names = {weight.name for weight in found.weights} | _tied(described, unit)
+        plain = described.units.get(unit.removesuffix(IMAGES), found)
+        names = {weight.name for weight in plain.weights} | _tied(described, unit.removesuffix(IMAGES))
         for variant, program in found.programs.items():
-            left = described.units["embed"].programs.get(variant)
+            embed = f"embed{IMAGES}" if unit.endswith(IMAGES) else "embed"
+            left = described.units.get(embed, described.units["embed"]).programs.get(variant)
             if left is not None and any(not 0 <= one < len(left.shared) for one in program.given or ()):
                 raise PlannerError(f"{where}: {unit}.{variant}.given", None, "is not there", "Make it again")
             for wrong in (*_wrong(program, names, unit), *_wrong_outside(program, described, variant)):

@@ -44,7 +44,7 @@ def size_of(points: Sequence[Point], values: Sequence[float], what: Callable[[],
         raise NotDescribed(f"the size of {what()} is no polynomial of batch and length: {values} bytes at {points}")
     found = exact[0]
     found = found / [unit, unit, 1, unit * unit, 1, unit * unit, 1][:terms_count]
-    terms = [float(one) for one in found]
+    terms = [float(one) + 0.0 for one in found]  # no -0.0
     while len(terms) > 1 and terms[-1] == 0:
         terms.pop()
     return terms[0] if len(terms) == 1 else tuple(terms)

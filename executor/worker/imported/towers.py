@@ -259,6 +259,7 @@ def seeing(
         patches=pictures.patches,
         per_image=pictures.per_image,
         given_bytes=first.given_bytes,
+        beside_bytes=float(sum(one.nbytes for one in tensors_of(pictures.beside(1, 1)))),
         programs={name: one for each in seen for name, one in each.programs.items()},
         products=first.products,
         attention=first.attention,
