@@ -41,7 +41,7 @@ from planner.parallelism.case import Case, once, once_a_unit
 from planner.parallelism.collectives import ideal_call
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
-from planner.spec.described import TOWER
+from planner.spec.described import BETWEEN, TOWER
 
 
 class UnitSizes(msgspec.Struct, frozen=True):
@@ -64,13 +64,15 @@ class UnitSizes(msgspec.Struct, frozen=True):
     def before(self, moment: Moment) -> str:
         """The unit that runs just before this one in forward, and after it in backward."""
         if is_layer(moment.unit):
-            return self.kinds[moment.layer - 1] if moment.layer > 0 else "embed"
+            before = [kind for kind in self.kinds[: moment.layer] if kind != BETWEEN]
+            return before[-1] if before else "embed"
         return self.last
 
     def after(self, moment: Moment) -> str:
         """The unit that runs just after this one in forward, and before it in backward."""
         if is_layer(moment.unit):
-            return self.kinds[moment.layer + 1] if moment.layer < self.layers - 1 else "tail"
+            after = (kind for kind in self.kinds[moment.layer + 1 :] if kind != BETWEEN)
+            return next(after, "tail")
         return self.kinds[0]
 
     def up_to(self, layer: int) -> Number:
@@ -108,6 +110,8 @@ def resharded(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
 def table_in_root(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     """With tied embeddings the tail holds the table: gathered from the first lookup to the end of backward."""
     tail = units.gathered["tail"]
+    if moment.unit == TOWER:
+        return tail + units.gathered[TOWER], units.gathered[TOWER]
     if moment.unit == "embed":
         return tail, tail if moment.phase == "forward" else units.scattered[units.after(moment)]
     in_layer = is_layer(moment.unit)

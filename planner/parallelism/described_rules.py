@@ -125,6 +125,13 @@ IMAGES: tuple[Rule, ...] = (
         "Use offload_params=false",
     ),
     _of_images(
+        "towers that stay gathered",
+        "reshard_after_forward",
+        lambda case: case.layout.engine != "fsdp2" or case.layout.reshard_after_forward,
+        "a tower that stays gathered after its forward is not modelled",
+        "Use reshard_after_forward=true",
+    ),
+    _of_images(
         "adapters and recomputed layers with images",
         "recompute",
         lambda case: case.lora is None or case.layout.recompute == "none",
