@@ -16,8 +16,8 @@ from planner.figures.steptime import scalar
 from planner.parallelism.case import Case
 from planner.spec.calibration import Calibration
 from planner.spec.lengths import in_steps
-from planner.spec.seeing import without_images
 from planner.spec.plan import Plan, Prediction, StagePrediction
+from planner.spec.seeing import without_images
 
 
 def make_plan(case: Case, known: Calibration) -> Plan:

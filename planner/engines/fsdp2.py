@@ -35,7 +35,7 @@ from planner.engines.deepspeed_stage3 import runs_layers_again
 from planner.inventory import Compute, Moment, Weight, is_layer
 from planner.inventory.narrow import CODE_BYTES
 from planner.inventory.optimizers import BITSANDBYTES_8BIT, NEWTON_SCHULZ_STEPS
-from planner.inventory.units import by_layer, layer_runs
+from planner.inventory.units import by_layer, layer_runs, tower_modules
 from planner.parallelism import zero
 from planner.parallelism.case import Case, once, once_a_unit
 from planner.parallelism.collectives import ideal_call
@@ -302,13 +302,37 @@ def _muon_calls(case: Case) -> list[Call]:
 def _by_axis(case: Case) -> Iterator[tuple[str, str, list[Weight]]]:
     """(unit, axis, weights) of what runs: experts are sharded over ranks of their own where they are split."""
     for unit in case.units():
-        if unit == TOWER and not case.job.image_tokens:
+        if unit == TOWER:
             continue
         by_axis: dict[str, list[Weight]] = {}
         for weight in case.units()[unit]:
             by_axis.setdefault(case.shard_axis(weight), []).append(weight)
         for axis, weights in by_axis.items():
             yield unit, axis, weights
+
+
+def _towers(case: Case) -> list[Number]:
+    """Bytes of the gathered weights of each module of the towers that runs."""
+    if not case.job.image_tokens:
+        return []
+    return [
+        zero.whole_bytes(
+            sum(padded(one, case.shards(one)) for one in weights) + 0.0, gathered_bytes_of(case, weights[0])
+        )
+        for weights in tower_modules(case.model, case.units().get(TOWER, ()))
+    ]
+
+
+def _tower_calls(case: Case, rounds: Number) -> list[Call]:
+    """Frozen towers are gathered for their forward. Nothing reduces them, and backward gathers the last one ahead of
+    time, as the unit before the first layer, and does not run it."""
+    if not (towers := _towers(case)):
+        return []
+    axis = case.shard_axis(case.units()[TOWER][0])
+    return [
+        _call(case, "all_gather", axis, TOWER, phase, rounds * len(sizes), rounds * sum(sizes))
+        for phase, sizes in (("forward", towers), ("backward", towers[-1:]))
+    ]
 
 
 def _skipped(case: Case, unit: str) -> int:
@@ -406,8 +430,11 @@ class Fsdp2(Engine):
 
     def units(self, case: Case) -> UnitSizes:
         """The units in order, each with the bytes of its gathered weights and of its whole gradient."""
+        whole = {unit: gathered(case, unit) for unit in case.units()}
+        if towers := _towers(case):  # one after the other
+            whole[TOWER] = max(towers)
         return UnitSizes(
-            {unit: gathered(case, unit) for unit in case.units()},
+            whole,
             {unit: self.gradient(case, unit) for unit in case.units()},
             case.kind_by_layer,
         )
@@ -516,7 +543,7 @@ class Fsdp2(Engine):
             if replicated:
                 shards = grads / case.shards(trained[0])
                 calls.append(_call(case, "all_reduce", "dp_replicate", unit, "backward", count, shards * reductions))
-        return calls + _muon_calls(case)
+        return calls + _tower_calls(case, rounds) + _muon_calls(case)
 
     def ideal(self, case: Case) -> list[Call]:
         """ZeRO-3's own, on unpadded sizes, and the all-reduce over replicas."""

@@ -324,6 +324,8 @@ def play_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
     player = Player(tape, compute, weights, None, twice=name if model.tied else "", leaf=leaf)
     player.run(program.steps[: max(program.towers, 0)])
     if isinstance(described, Seen):
+        if leaf and not player.weights[name].trainable:
+            tape.hold(player.place(-1 + len(player.places)))  # a leaf of the graph, which images are put into a copy of
         play_towers(tape, described, compute)
     player.run(program.steps[max(program.towers, 0) :])
     tape.shared = player.held(program.shared)

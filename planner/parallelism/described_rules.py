@@ -107,7 +107,7 @@ IMAGES: tuple[Rule, ...] = (
         name="images that a model takes",
         field="image_tokens",
         holds=lambda case: not case.job.image_tokens or _images_refusal(case) is None,
-        sentence=lambda case: f"{case.job.image_tokens} positions of images, {_images_refusal(case)[0]}",  # type: ignore[index]
+        sentence=lambda case: f"{case.job.image_tokens} {_images_refusal(case)[0]}",  # type: ignore[index]
         fix=lambda case: _images_refusal(case)[1],  # type: ignore[index]
     ),
     _of_images(
@@ -130,13 +130,6 @@ IMAGES: tuple[Rule, ...] = (
         lambda case: case.layout.engine != "fsdp2" or case.layout.reshard_after_forward,
         "a tower that stays gathered after its forward is not modelled",
         "Use reshard_after_forward=true",
-    ),
-    _of_images(
-        "adapters and recomputed layers with images",
-        "recompute",
-        lambda case: case.lora is None or case.layout.recompute == "none",
-        "Transformers asks a frozen tower for gradients where layers of adapters run again, which is not modelled",
-        "Use recompute=none, or method=full",
     ),
 )
 

@@ -228,10 +228,10 @@ class Towers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A model's towers with their projectors, and its own units as they run where sequences have images.
 
     A position of text that is an image's is made of `patches`; an image has `per_image` such positions (0: any number),
-    for which a model is given `given_bytes`, and `beside_bytes` for every position of text. `products` are those of all linear modules and others, with rows a
-    position. What the model's own units do where sequences have images is in units of their names with IMAGES after
-    them, where it is not what they do with text alone. `between` is how many layers have one of unit BETWEEN after
-    them, the first ones. Lengths are as those of Described.
+    for which a model is given `given_bytes`, and `beside_bytes` for every position of text. `products` are those of
+    linear modules and all others, with rows a position. What the model's own units do where sequences have images is in
+    units of their names with IMAGES after them, where it is not what they do with text alone. `between` is how many
+    layers have one of unit BETWEEN after them, the first ones. Lengths are as those of Described.
     """
 
     patches: int
@@ -256,11 +256,11 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     pad others, from `shortest` to `longest` (0: without end). `unused` are weights that take no part in the loss,
     by their names in the model with * for the layer: the trainer freezes them. `towers` are modules beside the
     decoder, by name with their classes, which see or hear: text alone leaves them out, and the trainer freezes them
-    too. `seeing` is how they run, and `blind` why that is not described. `shared` are weights beside the token table that several modules hold. `norm_apart` says whether FSDP2 leaves
-    the last norm to the root, since Accelerate looks for it among the children of the model's body alone, `adapts`
-    whether programs say what it does with its weights frozen, `recomputes` whether Transformers can recompute its
-    layers, `padded` whether it needs its token of padding to be built, `remote_code` whether its classes are of code in
-    its folder, and not of Transformers.
+    too. `seeing` is how they run, and `blind` why that is not described. `shared` are weights beside the token table
+    that several modules hold. `norm_apart` says whether FSDP2 leaves the last norm to the root, since Accelerate looks
+    for it among the children of the model's body alone, `adapts` whether programs say what it does with its weights
+    frozen, `recomputes` whether Transformers can recompute its layers, `padded` whether it needs its token of padding
+    to be built, `remote_code` whether its classes are of code in its folder, and not of Transformers.
     """
 
     config: dict[str, Any]

@@ -27,7 +27,19 @@ from planner.basics.errors import PlannerError, refusing
 from planner.basics.output import write_whole
 from planner.basics.saying import say
 from planner.spec import ModelSpec
-from planner.spec.described import IMAGES, INPUT, SCHEMA, TOWER, VARIANTS, AutogradStep, Described, Free, Give, Loop, Program
+from planner.spec.described import (
+    IMAGES,
+    INPUT,
+    SCHEMA,
+    TOWER,
+    VARIANTS,
+    AutogradStep,
+    Described,
+    Free,
+    Give,
+    Loop,
+    Program,
+)
 from planner.spec.described_file import packed, unpacked
 from planner.spec.loops import lengthened
 from planner.spec.model_rules import check_model

@@ -182,7 +182,7 @@ _BATCH = _of(
     Option("packing", "choice", "A document a sequence, or end to end.", "job", choices=get_args(Packing)),
     Option("mean_seq_len", "length", "Mean tokens of a document.", high=LARGEST_SEQ, default="they fill the sequence"),
     Option("image_tokens", "whole",
-           "Tokens of each sequence that are images', as the language model sees them; the frozen tower's patches follow.",
+           "Tokens of each sequence that are images', as the language model sees them; patches of the tower follow.",
            "job", 1, LARGEST_SEQ, default="text alone", field="images"),
     Option("global_batch_size", "whole", "Sequences an optimizer step.", "job", 1, LARGEST_BATCH, trust=6,
            replaced_by=("micro_batch_size", "grad_accum"), often=True),

@@ -51,7 +51,7 @@ def with_images(model: ModelSpec, images: int) -> ModelSpec:
 def _with_images(model: ModelSpec, images: int) -> ModelSpec:
     described = model.described
     assert described is not None and described.seeing is not None
-    towers, units = described.seeing, {}
+    towers, units = described.seeing, dict[str, DescribedUnit]()
     for name, unit in described.units.items():
         plain = name.removesuffix(IMAGES)
         if name == plain:
@@ -74,22 +74,20 @@ def without_images(model: ModelSpec) -> ModelSpec:
 
 def images_refusal(model: ModelSpec, images: int, seq_len: int) -> tuple[str, str] | None:
     """Why a model does not take so many positions of images in a sequence, and what to do; None where it does."""
-    described = model.described
-    if described is None:
-        return f"and {model.name} is planned without towers", "Leave it out, or name a vision-language model"
-    if not described.towers:
-        return f"and {model.name} has no vision tower", "Leave it out, or name a vision-language model"
+    described, name = model.described, model.name
+    if described is None or not described.towers:
+        return f"is for models that see, and {name} has no tower", "Leave it out, or name a vision-language model"
     towers = described.seeing
     if towers is None:
         if described.blind:
-            return f"and images of {model.name} are not described: {described.blind}"[:180], "Leave it out"
-        rule = f"and {model.name} was imported before towers were described"
+            return f"is not planned for {name}: {described.blind}"[:200], "Leave it out"
+        rule = f"is not planned for {name}, which was imported before towers were described"
         return rule, "Make it again: executor import CONFIG -o model.json, and --model model.json"
     if towers.per_image and images % towers.per_image:
         least = max(1, round(images / towers.per_image)) * towers.per_image
-        return f"and an image of {model.name} has {towers.per_image} positions", f"Use {least}"
+        return f"is no multiple of the {towers.per_image} tokens of an image of {name}", f"Use {least}"
     if images >= seq_len:
-        return f"and a sequence has {seq_len} tokens, text among them", f"Use --seq-len {images + seq_len}"
+        return f"must leave some of the {seq_len} tokens of a sequence to text", f"Use --seq-len {images + seq_len}"
     return None
 
 

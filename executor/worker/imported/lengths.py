@@ -183,7 +183,8 @@ class Recordings(NamedTuple):
         if self.far is None:
             return made, program
         longer = made_of(*self.far)[1]
-        return made, looped(program, longer, self.every.points[0], self.far[0].points[0])
+        (batch, seq), far = self.every.points[0], self.far[0].points[0]
+        return made, looped(program, longer, (batch, seq), (far[0], far[1]))
 
 
 def _place_of(

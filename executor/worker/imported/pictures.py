@@ -104,7 +104,7 @@ def _of_one_size(config: Any) -> Pictures:
     """Towers whose images are all of one size, and so of as many positions."""
     vision = config.vision_config
     size, patch = (one[0] if isinstance(one, list | tuple) else one for one in (vision.image_size, vision.patch_size))
-    each = getattr(config, "mm_tokens_per_image", None) or getattr(config, "image_seq_length", 0)
+    each = int(getattr(config, "mm_tokens_per_image", None) or config.image_seq_length)
 
     def made(images: int, positions: int, *, apart: bool = False) -> Inputs:
         return {"pixel_values": torch.zeros((images, 3, size, size))}

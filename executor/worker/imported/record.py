@@ -22,8 +22,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from executor.worker.model.layers import named_layers
 from executor.worker.imported.pictures import features, tensors_of
+from executor.worker.model.layers import named_layers
 from executor.worker.trace.fake import Answers, as_on_cuda, images_in, patches
 
 Place = tuple[int, int]

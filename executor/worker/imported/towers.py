@@ -51,14 +51,21 @@ Beside = tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]
 """Attention and products of a unit beside its linear modules."""
 
 
-class Seen(NamedTuple):
-    """What is recorded of a model with images on one kind of device: its towers by number format, products and
-    attention of them, what they are given, programs of the model's units with their attention and products."""
+class Tower(NamedTuple):
+    """What is recorded of a model's towers in one number format: their program, products and attention, and the bytes
+    of what they are given."""
 
-    programs: dict[str, TowerProgram]
+    program: TowerProgram
     products: tuple[OtherProduct, ...]
     attention: tuple[TowerAttention, ...]
     given_bytes: Linear
+
+
+class Seen(NamedTuple):
+    """What is recorded of a model with images on one kind of device: its towers and the model's units by number format,
+    and the units' attention and products."""
+
+    towers: dict[str, Tower]
     units: dict[str, dict[str, Program]]
     beside: dict[str, Beside]
 
@@ -80,26 +87,25 @@ def seen_on(small: Small, formats: Formats, between: bool, device: str) -> Seen:
     spots |= {kind: ("layer", place) for kind, place in small.spots.items()}
     spots |= {BETWEEN: ("gap", 0)} if between else {}
     units: dict[str, dict[str, Program]] = {unit: {} for unit in spots}
-    programs: dict[str, TowerProgram] = {}
+    towers: dict[str, Tower] = {}
     beside: dict[str, Beside] = {}
-    first: tuple[Any, ...] = ()
     for variant, (dtype, autocast) in formats.items():
         with fake_device(cuda=device == "cuda"):
             model = small.build(dtype)
             try:
-                first = tower_of(model, autocast=autocast)
+                tower = tower_of(model, autocast=autocast)
                 runs = recordings(model, with_images(small.lengths), autocast=autocast)
             except CodeFails as error:
                 failed = error  # of a number format that its code does not take
                 continue
             names = small.names(model, small.spots) | {BETWEEN: {}}
-        programs[f"{variant}-{device}"] = first[0]
+        towers[f"{variant}-{device}"] = tower
         for unit in spots:
             made, units[unit][f"{variant}-{device}"] = runs.program(unit, spots, names)
             beside.setdefault(unit, made.products(experts=unit in small.experts))
-    if not programs:
+    if not towers:
         raise failed
-    return Seen(programs, *first[1:], units, beside)
+    return Seen(towers, units, beside)
 
 
 def with_images(lengths: RecordedLengths) -> RecordedLengths:
@@ -110,9 +116,8 @@ def with_images(lengths: RecordedLengths) -> RecordedLengths:
     return lengths._replace(points=points)
 
 
-def tower_of(model: Any, *, autocast: bool) -> tuple[TowerProgram, tuple[OtherProduct, ...], tuple[Any, ...], Linear]:
-    """The program of a model's frozen towers, its products and its attention, and the bytes that it is given of images.
-    Every figure is linear in their positions, solved from two recordings and exact at two more."""
+def tower_of(model: Any, *, autocast: bool) -> Tower:
+    """A model's towers, frozen: all figures are linear in images' positions, by two recordings, exact at two more."""
     pictures = pictures_of(model.config)
     assert pictures is not None
     weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -139,7 +144,7 @@ def tower_of(model: Any, *, autocast: bool) -> tuple[TowerProgram, tuple[OtherPr
         moments=highest(moments), left=solve.of([series[-1] for series in held]), moved=solve.of(moved),
         starts=len(counted),
     )  # fmt: skip
-    return program, _products(runs, solve), _attention(runs[0], pictures), solve.of(given)
+    return Tower(program, _products(runs, solve), _attention(runs[0], pictures), solve.of(given))
 
 
 class _Solved:
@@ -255,14 +260,15 @@ def seeing(
     small, between = with_layers_between(config, small, few)
     seen: list[Seen] = on_each(partial(seen_on, small, formats, between > 0))
     first, lengths = seen[0], small.lengths
+    tower = next(iter(first.towers.values()))
     towers = Towers(
         patches=pictures.patches,
         per_image=pictures.per_image,
-        given_bytes=first.given_bytes,
+        given_bytes=tower.given_bytes,
         beside_bytes=float(sum(one.nbytes for one in tensors_of(pictures.beside(1, 1)))),
-        programs={name: one for each in seen for name, one in each.programs.items()},
-        products=first.products,
-        attention=first.attention,
+        programs={name: one.program for each in seen for name, one in each.towers.items()},
+        products=tower.products,
+        attention=tower.attention,
         between=between,
         shortest=lengths.shortest,
         longest=lengths.longest(decoder_config(config)),
