@@ -140,7 +140,7 @@ def test_the_tower_s_work_grows_with_images_and_is_none_without() -> None:
     ("options", "rule"),
     [
         (("--image-tokens", "4096"), "leave some of the 1184 tokens"),
-        (("--image-tokens", "300", "--tp", "2", "--gpus", "2"), "its layers are planned whole"),
+        (("--image-tokens", "300", "--tp", "2", "--gpus", "2"), "a tower that runs is planned whole"),
         (("--image-tokens", "300", "--gpus", "4", "--zero-stage", "2", "--dp-shard", "4"), "a tower that runs"),
         (("--image-tokens", "0"), "image_tokens=0"),
     ],

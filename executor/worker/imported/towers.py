@@ -273,6 +273,8 @@ def seeing(
         shortest=lengths.shortest,
         longest=lengths.longest(decoder_config(config)),
     )
+    if towers.programs.keys() != plain["tail"].programs.keys():
+        raise NotDescribed("its code does not run with images in all of its number formats")
     changed: dict[str, DescribedUnit] = {}
     for unit in first.units:
         programs = {name: one for each in seen for name, one in each.units[unit].items()}
