@@ -13,10 +13,11 @@ from planner.figures.flops import attention_flops, matmul_flops, product_operand
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import Attention
 from planner.figures.unitkernels import attention_factors, scores_products
-from planner.inventory.played import described_of, program_of, size
+from planner.inventory.played import described_of, of_images, program_of, size, variant_of
 from planner.inventory.tensors import Size
 from planner.parallelism.case import Case
 from planner.spec.described import Attend
+from planner.spec.seeing import Seen
 
 
 def beside_described(case: Case, unit: str) -> Beside:
@@ -67,6 +68,45 @@ def beside_described(case: Case, unit: str) -> Beside:
         moved_bytes_back=size(program.moved_back, tp).at(batch, seq),
         operations=_count(program.starts, batch, seq),
         operations_back=_count(program.starts_back, batch, seq),
+    )
+
+
+def towers_beside(case: Case) -> Beside:
+    """The forward of a model's frozen towers on the images of a micro-batch. Attention is over whole images, one a
+    sequence or as large as the model fixes them, or over windows of these; without a causal mask it is as two calls
+    with one, whose kernels were measured."""
+    described, element = described_of(case.model), engine_of(case.layout.engine).compute(case)
+    if not isinstance(described, Seen) or described.seeing is None:
+        return Beside()
+    towers, batch, seq = described.seeing, case.layout.micro_batch_size, case.job.seq_len
+    program, positions = towers.programs[variant_of(element)], batch * described.images
+    patches = positions * towers.patches
+    flops: Number = 0.0
+    operands: Number = 0.0
+    attention: Number = 0.0
+    started: Number = program.starts
+    products: list[Product] = []
+    calls: list[Attention] = []
+    for one in towers.products:
+        rows, times = size(one.rows).at(1, positions), _count(one.times, 1, positions)
+        flops = flops + matmul_flops(one.n * one.k, rows) * times
+        operands = operands + product_operands(rows, one.n + one.k, one.n * one.k) * times
+        products.append(Product(rows, one.n, one.k, times))
+        started = started + times
+    for each in towers.attention:
+        span = each.window or towers.patches * (towers.per_image or described.images)
+        attention = attention + 2 * attention_flops(patches, span, 2 * each.heads * each.width, each.times)
+        count, heads, width = patches / span, each.heads, each.width
+        calls.append(Attention(count, span, heads, heads, width, width, False, 2.0 * each.times))
+        started = started + each.times * count
+    return Beside(
+        attention_flops=attention,
+        product_flops=flops,
+        operands=operands,
+        products=tuple(products),
+        attention=tuple(calls),
+        moved_bytes=of_images(described, program.moved).at(batch, seq),
+        operations=started,
     )
 
 

@@ -12,17 +12,19 @@ from functools import lru_cache
 from typing import Any
 
 from planner.inventory.compute import Compute, ModelPass
-from planner.inventory.tape import GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
+from planner.inventory.tape import ACTIVATIONS, GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import ModelSpec
 from planner.spec.described import (
     INPUT,
+    TOWER,
     WEIGHT,
     AutogradStep,
     ByteCount,
     Described,
     Free,
     Give,
+    Linear,
     Make,
     Program,
     StandsFor,
@@ -30,6 +32,7 @@ from planner.spec.described import (
     head_step,
 )
 from planner.spec.loops import MOST, lengthened
+from planner.spec.seeing import Seen
 
 
 def variant_of(compute: Compute) -> str:
@@ -349,10 +352,34 @@ def play_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
     # Transformers asks for this gradient where layers run again (ends.py, walk_embedding).
     leaf = name if compute.runs_layers_again else ""
     player = Player(tape, compute, weights, None, twice=name if model.tied else "", leaf=leaf)
-    player.run(program.steps)
+    player.run(program.steps[: max(program.towers, 0)])
+    if isinstance(described, Seen):
+        if leaf and not player.weights[name].trainable:
+            tape.hold(player.place(-1 + len(player.places)))  # a leaf of the graph, which images are put into a copy of
+        play_towers(tape, described, compute)
+    player.run(program.steps[max(program.towers, 0) :])
     tape.shared = player.held(program.shared)
     tape.made["embed"] = player.places
     return player.place(program.output)
+
+
+def of_images(described: Seen, of: Linear) -> Size:
+    """A size of a tower as the inventory has it: so much a sequence."""
+    return Size(fixed=of[1], per_sequence=of[0] * described.images)
+
+
+def play_towers(tape: Tape, described: Seen, compute: Compute) -> None:
+    """Frozen towers: what they hold as they run. What they leave waits until the model's forward is over, what they are
+    given until backward is."""
+    towers, unit = described.seeing, tape.unit
+    assert towers is not None
+    program = towers.programs[variant_of(compute)]
+    tape.allocate(of_images(described, towers.given_bytes) + Size(per_token=towers.beside_bytes), ACTIVATIONS)
+    tape.unit = TOWER
+    for moment in program.moments:
+        tape.release(tape.allocate(of_images(described, moment)))
+    tape.unit = unit
+    tape.inputs.append(tape.new(of_images(described, program.left)))
 
 
 def shared_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tensor, ...]:

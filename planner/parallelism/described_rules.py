@@ -5,6 +5,7 @@ Not here: what a description holds (spec/described.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from planner.basics.arith import remainder
 from planner.parallelism.rule import Rule
 from planner.spec.described import Program, head_step
 from planner.spec.options import LARGEST_SEQ
+from planner.spec.seeing import images_refusal, without_images
 
 if TYPE_CHECKING:
     from planner.parallelism.case import Case
@@ -126,7 +128,54 @@ def _sentence_of_lengths(case: Case) -> str:
     return f"{case.model.name} is an imported model: its layers are described at {lengths}{least}{most}"
 
 
+def _of_images(name: str, field: str, holds: Callable[[Case], Any], sentence: str, fix: str) -> Rule:
+    return Rule(
+        name=name,
+        field=field,
+        holds=lambda case: not case.job.image_tokens or holds(case),
+        sentence=lambda case: f"{case.model.name} with images: {sentence}",
+        fix=lambda _: fix,
+    )
+
+
+IMAGES: tuple[Rule, ...] = (
+    Rule(
+        name="images that a model takes",
+        field="image_tokens",
+        holds=lambda case: not case.job.image_tokens or _images_refusal(case) is None,
+        sentence=lambda case: f"{case.job.image_tokens} {_images_refusal(case)[0]}",  # type: ignore[index]
+        fix=lambda case: _images_refusal(case)[1],  # type: ignore[index]
+    ),
+    _of_images(
+        "engines that run towers",
+        "engine",
+        lambda case: case.layout.engine in ("single", "ddp", "fsdp2"),
+        "a tower that runs is planned whole, replicated or under FSDP2",
+        "Use engine=ddp or fsdp2",
+    ),
+    _of_images(
+        "offloaded towers",
+        "offload_params",
+        lambda case: not case.layout.offload_params,
+        "offloaded weights of a tower that runs are not modelled",
+        "Use offload_params=false",
+    ),
+    _of_images(
+        "towers that stay gathered",
+        "reshard_after_forward",
+        lambda case: case.layout.engine != "fsdp2" or case.layout.reshard_after_forward,
+        "a tower that stays gathered after its forward is not modelled",
+        "Use reshard_after_forward=true",
+    ),
+)
+
+
+def _images_refusal(case: Case) -> tuple[str, str] | None:
+    return images_refusal(without_images(case.model), case.job.image_tokens, case.job.seq_len)
+
+
 DESCRIBED: tuple[Rule, ...] = (
+    *IMAGES,
     _rule(
         "described model under other modules",
         "engine",

@@ -15,7 +15,8 @@ SCHEMA = "model/1"
 
 ByteCount = float | tuple[float, ...]
 """A size as a number of bytes a token, or as the terms of inventory.tensors.Size, of which six more are divided by the
-number of tensor ranks; with zeros at the end left out."""
+number of tensor ranks; of sequences with images, which are on no tensor ranks, one more is bytes a position of images.
+Zeros at the end are left out."""
 
 FORMATS_RECORDED = ("mixed", "pure", "fp32", "adapted")
 DEVICES_RECORDED = ("cuda", "cpu")
@@ -25,6 +26,10 @@ autocast, "pure" all in 16 bits) on a GPU and on a CPU."""
 
 TOWER = "tower"
 """The unit of the towers' weights."""
+BETWEEN = "between"
+"""The unit without weights of what is done between two layers, such as to add images' features."""
+IMAGES = "+images"
+"""Ends the name of a unit as it is where sequences have images; its weights are those of the unit without."""
 
 WEIGHT = "weight"
 """What a step is called that only reads a weight of which others read parts."""
@@ -152,7 +157,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     graph that other units made are read as -1, -2 and on: `outside` names these units and the places there; their
     storages follow those that all layers share. `moved` and `moved_back` are the bytes that operations other than
     products move, `starts` and `starts_back` how many operations there are: one number, or the terms of a polynomial
-    of batch and length where some are in the `loop`.
+    of batch and length where some are in the `loop`. Towers run after as many steps as `towers` says (-1: in none).
     """
 
     steps: tuple[Step, ...]
@@ -168,6 +173,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     starts: int | tuple[float, ...] = 0
     starts_back: int | tuple[float, ...] = 0
     loop: Loop | None = None
+    towers: int = -1
 
 
 def head_step(program: Program) -> int:
@@ -200,6 +206,53 @@ class DescribedUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     scores: tuple[Attend, ...] = ()
 
 
+Linear = tuple[float, float]
+"""So much for each position of images, and a fixed part."""
+
+
+class TowerProgram(msgspec.Struct, frozen=True, kw_only=True):
+    """The forward of a model's frozen towers in one number format on one kind of device, in bytes: what is held at
+    moments of which none is below another for every number of images, what is `left` to the model, and what operations
+    beside products move, which are `starts`."""
+
+    moments: tuple[Linear, ...]
+    left: Linear
+    moved: Linear
+    starts: int
+
+
+class TowerAttention(msgspec.Struct, frozen=True, array_like=True):
+    """Attention of a tower that is not causal: heads, the width of a head, how often it is done, and the patches that
+    see each other (0: those of a whole image)."""
+
+    heads: int
+    width: int
+    times: int
+    window: int = 0
+
+
+class Towers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A model's towers with their projectors, and its own units as they run where sequences have images.
+
+    A position of text that is an image's is made of `patches`; an image has `per_image` such positions (0: any number),
+    for which a model is given `given_bytes`, and `beside_bytes` for every position of text. `products` are those of
+    linear modules and all others, with rows a position. What the model's own units do where sequences have images is in
+    units of their names with IMAGES after them, where it is not what they do with text alone. `between` is how many
+    layers have one of unit BETWEEN after them, the first ones. Lengths are as those of Described.
+    """
+
+    patches: int
+    per_image: int = 0
+    given_bytes: Linear
+    beside_bytes: float = 0.0
+    programs: dict[str, TowerProgram]
+    products: tuple[OtherProduct, ...]
+    attention: tuple[TowerAttention, ...]
+    between: int = 0
+    shortest: int = 1
+    longest: int = 0
+
+
 class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """Units by name ("embed", one for each kind of layer, "tail", and "tower" where there are any), how the trainer
     builds the model (`config`, as in a config.json), with which version of Transformers it was recorded, the class of
@@ -210,12 +263,12 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     pad others, from `shortest` to `longest` (0: without end). `unused` are weights that take no part in the loss,
     by their names in the model with * for the layer: the trainer freezes them. `towers` are modules beside the
     decoder, by name with their classes, which see or hear: text alone leaves them out, and the trainer freezes them
-    too. `shared` are weights beside the token table that several modules hold. `norm_apart` says whether FSDP2 leaves
-    the last norm to the root, since Accelerate looks for it among the children of the model's body alone, `adapts`
-    whether programs say what it does with its weights frozen, `recomputes` whether Transformers can recompute its
-    layers, `padded` whether it needs its token of padding to be built, `remote_code` whether its classes are of code in
-    its folder, and not of Transformers. `unsplit` says why no tensor ranks are described: "" where they are, None in
-    descriptions that were made before there were any.
+    too. `seeing` is how they run, and `blind` why that is not described. `shared` are weights beside the token table
+    that several modules hold. `norm_apart` says whether FSDP2 leaves the last norm to the root, since Accelerate looks
+    for it among the children of the model's body alone, `adapts` whether programs say what it does with its weights
+    frozen, `recomputes` whether Transformers can recompute its layers, `padded` whether it needs its token of padding
+    to be built, `remote_code` whether its classes are of code in its folder, and not of Transformers. `unsplit` says
+    why no tensor ranks are described: "" where they are, None in descriptions that were made before there were any.
     """
 
     config: dict[str, Any]
@@ -226,6 +279,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     runs: tuple[tuple[str, int], ...] = ()
     unused: tuple[str, ...] = ()
     towers: dict[str, str] = {}
+    seeing: Towers | None = None
+    blind: str = ""
     shared: tuple[str, ...] = ()
     norm_apart: bool = False
     adapts: bool = True

@@ -6,11 +6,9 @@ Not here: families without a branch (test_imported.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
-from itertools import islice, product
+from itertools import product
 from random import Random
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -20,10 +18,6 @@ from executor.worker.imported import describe as describing
 from executor.worker.imported.describe import config_of, describe
 from executor.worker.imported.facts import spec_of
 from executor.worker.trace.trace import trace
-from planner.ask.options import question
-from planner.basics.errors import PlannerError
-from planner.decide.answers import Answer
-from planner.decide.strategies import answer
 from planner.engines import engine_of
 from planner.figures.work import unit_work
 from planner.inventory import layer_runs, parameters, walk

@@ -21,9 +21,7 @@ from planner.engines import engine_of
 from planner.figures.memory import memory_breakdown
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import Call
-from planner.parallelism.rule import broken
-from planner.parallelism.rules import JOB
-from planner.spec import Layout, ModelSpec, TrainingJob, presets
+from planner.spec import Layout, ModelSpec, TrainingJob
 from planner.spec.huggingface import config_dict
 from planner.spec.job import Precision
 from scripts.trace_pairs import planned

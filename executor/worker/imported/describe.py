@@ -17,7 +17,7 @@ from copy import deepcopy
 from functools import partial
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -36,6 +36,7 @@ from executor.worker.imported.record import (
 )
 from executor.worker.imported.recorded import Recorded
 from executor.worker.imported.split import ways_of
+from executor.worker.imported.towers import Small, seeing
 from executor.worker.model.layers import (
     auto_class,
     can_recompute,
@@ -52,6 +53,7 @@ from planner.inventory.units import ENDS
 from planner.spec.causal import other_than_causal, sentence
 from planner.spec.described import (
     DEVICES_RECORDED,
+    IMAGES,
     TOWER,
     Described,
     DescribedUnit,
@@ -71,6 +73,7 @@ DEVICES = DEVICES_RECORDED
 LISTED = ("layer_types", "layers_block_type", "block_types")
 """Keys of a configuration that name the kind of each layer."""
 MOST_LAYERS = 2000
+Made = TypeVar("Made")
 MOST_KINDS = 8
 """Kinds of layers that a description may have."""
 
@@ -158,8 +161,20 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path
         )
         for unit in programs
     }
+    towers, blind = None, ""
     if weights[TOWER]:
         units[TOWER] = DescribedUnit(weights=tuple(replace(one, use="unused") for one in weights[TOWER]), programs={})
+        build = partial(build, padded=padded or first.padded)
+        small = Small(partial(build, few), first.lengths, spots, _names_by_unit, experts)
+        try:
+            with uncollected():
+                towers, changed = seeing(
+                    config, small, lambda layers: partial(build, of_layers(configured(), layers)), VARIANTS,
+                    partial(_on_each, devices), units,
+                )  # fmt: skip
+            units |= {f"{unit}{IMAGES}": one for unit, one in changed.items()}
+        except NotDescribed as error:
+            blind = str(error)
     return Described(
         config=raw,
         transformers=transformers.__version__,
@@ -171,20 +186,20 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path
         longest=first.lengths.longest(text),
         unused=every[-1].unused,
         towers=towers_of(whole),
+        seeing=towers,
+        blind=blind,
         norm_apart=norm_apart(whole),
         shared=shared_weights(whole),
         adapts=all(made.adapts for made in every),
         recomputes=can_recompute(whole),
         padded=padded or first.padded,
         remote_code=folder is not None and kind not in CONFIG_MAPPING,
-        unsplit=_unsplit(whole, every),
+        unsplit=next((made.unsplit for made in every if made.unsplit), ""),
     )
 
 
-def _unsplit(whole: Any, every: Sequence[OnDevice]) -> str:
-    """Why no tensor ranks are described; "" where they are."""
-    beside = "no tensor ranks are trained beside its towers" if towers_of(whole) else ""
-    return next(filter(None, (beside, *(made.unsplit for made in every))), "")
+def _names_by_unit(model: Any, spots: Mapping[str, int]) -> dict[str, dict[str, str]]:
+    return names_of(model, layers_of(model)[0], spots)
 
 
 def _runs(model: Any) -> bool:
@@ -250,7 +265,7 @@ def recorded_on(build: Callable[..., Any], spots: Mapping[str, int], experts: Co
     return OnDevice(lengths, programs, products, unused, adapts, padded, first, unsplit)
 
 
-def _on_each(devices: Sequence[str], made: Callable[[str], OnDevice]) -> list[OnDevice]:
+def _on_each(devices: Sequence[str], made: Callable[[str], Made]) -> list[Made]:
     """What is made on each kind of device, where there are several in a process for each: they share nothing, and one
     takes half of an import's time."""
     if len(devices) == 1:

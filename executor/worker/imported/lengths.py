@@ -64,7 +64,7 @@ class RecordedLengths(NamedTuple):
     def longest(self, config: Any) -> int:
         """The most positions at which sizes are known: the smallest window of a configuration that no recorded length
         is beyond, since attention has other masks there, or the end of its positions where these stretch. 0 without."""
-        recorded = max(length for _, length in self.points)
+        recorded = max(length for _, length, *_ in self.points)
         ends = re.compile(f"{WINDOW.pattern}|{'|'.join(POSITIONS)}") if _stretches(config) else WINDOW
         values = (value for key, value in vars(config).items() if ends.search(key) and type(value) is int)
         return min((value for value in values if value >= recorded), default=0)
@@ -196,7 +196,8 @@ class Recordings(NamedTuple):
         if self.far is None:
             return made, program
         longer = made_of(*self.far)[1]
-        return made, looped(program, longer, self.every.points[0], self.far[0].points[0])
+        (batch, seq), far = self.every.points[0], self.far[0].points[0]
+        return made, looped(program, longer, (batch, seq), (far[0], far[1]))
 
 
 def _place_of(
@@ -220,7 +221,7 @@ def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool) -> Recor
     if other := next((key for key, value in _choices(model).items() if chosen.get(key) != value), None):
         raise NotDescribed(f"it chooses by the length of its sequences ({other})")
     runs = [record(model, *point, autocast=autocast) for point in lengths.points]
-    between = takes_part(runs[0])
+    between = len(first) == 2 and takes_part(runs[0])
 
     def again(point: Point, **how: bool) -> ModelRecording:
         run = record(model, *point, autocast=autocast, **how)

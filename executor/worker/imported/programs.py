@@ -74,6 +74,10 @@ class UnitProgram:
             begin = next(i for i, one in enumerate(forward) if one.kind == "enter" and one.what == unit)
             end = next(i for i, one in enumerate(forward) if one.kind == "leave" and one.what == unit)
             self.given, self.result = forward[begin].tensor, forward[end].tensor
+        elif unit[0] == "gap":
+            begin = next(i for i, one in enumerate(forward) if one.kind == "leave" and one.what[1] == unit[1])
+            end = next(i for i, one in enumerate(forward) if one.kind == "enter" and one.what[1] == unit[1] + 1)
+            self.given, self.result = forward[begin].tensor, forward[end].tensor
         elif unit[0] == "embed":
             begin, end = -1, next(i for i, one in enumerate(forward) if one.kind == "enter")
             self.given, self.result = None, forward[end].tensor
@@ -103,8 +107,8 @@ class UnitProgram:
 
     @cached_property
     def shared(self) -> dict[int, int]:
-        """Storages that the embedding's unit leaves to all layers, with their numbers; copies of linear modules' weights
-        that autocast keeps are the planner's own."""
+        """Storages that the embedding's unit leaves to all layers, with their numbers; copies of linear modules'
+        weights that autocast keeps are the planner's own."""
         forward = self.recorded.halves[0]
         first = next(one for one in forward if one.kind == "enter")
         weights = self.base.weights
@@ -121,9 +125,11 @@ class UnitProgram:
     def made(self) -> Program:
         """The program."""
         steps: list[Step] = []
-        pending, before = list(self.events), 0
+        pending, before, towers = list(self.events), 0, -1
         while pending:
             event = pending.pop(0)
+            if event.kind == "op" and towers < 0 and self._reads_images(event.what):
+                towers = len(steps)
             if event.kind == "call":
                 before = len(steps)
             elif event.kind == "linear" and self._plain(event):
@@ -153,12 +159,17 @@ class UnitProgram:
         return Program(
             steps=tuple(steps), output=output, shared=shared, returned=returned,
             held=tuple(one for one in held if one not in copies), given=self._given(),
-            moved=moved, moved_back=back, starts=starts, starts_back=starts_back, before=before,
+            moved=moved, moved_back=back, starts=starts, starts_back=starts_back, before=before, towers=towers,
         )  # fmt: skip
 
     def _of_weight(self, node: AutogradStep | None) -> bool:
         """Whether an operation reads a whole weight and nothing else."""
         return node is not None and len(node.reads) == 1 and isinstance(node.reads[0], str)
+
+    def _reads_images(self, index: int) -> bool:
+        """Whether an operation of the embedding's unit reads what towers made."""
+        inputs = self.base.operations[index].inputs
+        return self.unit[0] == "embed" and any(one.storage in self.base.images for one in inputs)
 
     def _given(self) -> tuple[int, ...] | None:
         """Of the storages that the embedding leaves to all layers, those that this one is called with; None for all."""
@@ -170,7 +181,7 @@ class UnitProgram:
 
     def _plain(self, event: Happening) -> bool:
         """Whether a linear module works on all tokens, one row each."""
-        batch, seq = self.recorded.points[0]
+        batch, seq = self.recorded.points[0][:2]
         once = f"{event.what}.weight" not in self.recorded.parted and self._calls[event.what] == 1
         return once and event.what in self.names_of_linears and int(np.prod(event.tensor.shape[:-1])) == batch * seq
 
@@ -348,7 +359,9 @@ class UnitProgram:
     ) -> tuple[tuple[BackwardStep, ...], int]:
         """What a node's backward does, and how much of it before autograd formats the gradients (0: all). Of a frozen
         recording the sizes are those of the same operation in the others, where one is as large."""
-        known = {} if like is None else {recorded.value(one.size): one.size for one in like.back if isinstance(one, Make)}
+        known = (
+            {} if like is None else {recorded.value(one.size): one.size for one in like.back if isinstance(one, Make)}
+        )
         events = recorded.backward_of[number]
         operations = [recorded.base.operations[one.what].name for one in events if one.kind == "op"]
         computes = max((place for place, name in enumerate(operations) if name not in FORMATS), default=-1)
@@ -451,7 +464,7 @@ class UnitProgram:
             if unit != self.unit or storage in self.inner:
                 continue
             where = self._storage(storage)
-            if where is not None:
+            if where is not None and not (where == INPUT and unit[0] == "gap"):  # which ends as the next layer begins
                 ends.setdefault(self.after.get(at, 0), []).append(where)
         result = None if self.result is None else self.result.storage
         for index in self.recorded.copies:  # nothing but the graph keeps them
@@ -495,22 +508,28 @@ class UnitProgram:
             operations = [run.operations[place] for place in counted]
             beyond = (whole.operations[place] for place in more.get((direction, self.unit), ()))
             operations += [op for op in beyond if self._counts(op)]
-            moved.append(float(sum(sum(_bytes_of(op)) for op in operations)))
-            divided.append(float(sum(map(np.dot, shares, map(_bytes_of, operations)))))
+            moved.append(float(sum(sum(bytes_of(op)) for op in operations)))
+            divided.append(float(sum(map(np.dot, shares, map(bytes_of, operations)))))
             starts.append(len(operations))
         alike = len(set(starts)) == 1
         count = starts[0] if alike else self.recorded.polynomial(starts, f"operations of its {direction}")
-        every, split = (terms_of(self.recorded.polynomial(one, direction)) for one in (moved, divided))
-        bytes_moved = added([one - other for one, other in zip(every, split, strict=True)], split)
-        return bytes_moved, (0.0, count) if isinstance(count, float) else count
+        return self._divided(moved, divided, direction), (0.0, count) if isinstance(count, float) else count
+
+    def _divided(self, values: Sequence[float], divided: Sequence[float], what: str) -> ByteCount:
+        """A figure of each recording, of which tensor ranks divide a part."""
+        every = self.recorded.polynomial(values, what)
+        if not any(divided):
+            return every
+        whole, split = terms_of(every), terms_of(self.recorded.polynomial(divided, what))
+        return added([one - other for one, other in zip(whole, split, strict=True)], split)
 
     def _shares(self, place: int) -> list[float]:
         """The parts that tensor ranks divide of the tensors that an operation reads and writes."""
 
         def tensor(at: int) -> Callable[[ModelRecording], float]:
-            return lambda run: _bytes_of(run.operations[place])[at]
+            return lambda run: bytes_of(run.operations[place])[at]
 
-        return [self.recorded.split.share(tensor(at)) for at in range(len(_bytes_of(self.base.operations[place])))]
+        return [self.recorded.split.share(tensor(at)) for at in range(len(bytes_of(self.base.operations[place])))]
 
     def _counts(self, op: Operation) -> bool:
         fused = op.name in PRODUCTS or op.name.startswith(ATTENTION)
@@ -547,11 +566,11 @@ class UnitProgram:
 
     def _product(self, index: int) -> OtherProduct:
         op = self.base.operations[index]
-        n, k = _columns(op)
+        n, k = columns(op)
 
         def rows(run: ModelRecording) -> float:
             there = run.operations[index]
-            return float(np.prod(there.results[0].shape)) * _columns(there)[1] / (n * k)
+            return float(np.prod(there.results[0].shape)) * columns(there)[1] / (n * k)
 
         return OtherProduct(self.recorded.bytes_of(rows, op.name), n, k, self._times(index))
 
@@ -574,13 +593,13 @@ class UnitProgram:
         return index is not None and bool(self.base.operations[index].inside)
 
 
-def _bytes_of(op: Operation) -> list[int]:
+def bytes_of(op: Operation) -> list[int]:
     """Bytes of each tensor that an operation reads or writes; of an embedding's table, of the rows that it takes."""
     inputs = op.results if op.name == "embedding" else op.inputs
     return [one.bytes for one in (*inputs, *op.results)]
 
 
-def _columns(op: Operation) -> tuple[int, int]:
+def columns(op: Operation) -> tuple[int, int]:
     """Columns of a product's result, and over how many elements each is summed."""
     if op.name == "convolution":
         return op.results[0].shape[1], int(np.prod(op.inputs[1].shape[1:]))

@@ -22,8 +22,9 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from executor.worker.imported.pictures import features, tensors_of
 from executor.worker.model.layers import named_layers
-from executor.worker.trace.fake import Answers, as_on_cuda, kernel_makes, patches
+from executor.worker.trace.fake import Answers, as_on_cuda, images_in, kernel_makes, patches
 
 Place = tuple[int, int]
 """A result of an autograd node: the node's number and which of its results."""
@@ -88,6 +89,8 @@ class ModelRecording:
     logits: TensorSeen | None = None
     given: dict[UnitName, set[int]] = field(default_factory=dict)
     """Storages that each layer is called with."""
+    images: set[int] = field(default_factory=set)
+    """Storages that towers made of images."""
 
 
 class ModelRecorder(TorchDispatchMode):
@@ -192,11 +195,12 @@ def fake_device(*, cuda: bool) -> Iterator[None]:
 
 
 def record(
-    model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool = True, forgets: bool = False
+    model: Any, batch: int, seq: int, images: int = 0, *, autocast: bool, gradients: bool = True, forgets: bool = False
 ) -> ModelRecording:
     """One micro-batch through the model up to its logits and, with gradients, back. Enter `fake_device` first.
 
-    Where autograd `forgets`, it keeps no tensors, and there is no backward.
+    Where autograd `forgets`, it keeps no tensors, and there is no backward. `images` are the positions of a sequence
+    that are its images': what the towers make of these is there before.
     """
     recorder, caught = ModelRecorder(), []
 
@@ -207,20 +211,22 @@ def record(
 
     model.loss_function = loss_function
     nodes: dict[int, tuple[AutogradNode, Any]] = {}
-    with ExitStack() as hooks, recorder:
+    precision = torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext()
+    seen = features(model, batch, seq, images, precision) if images else {}
+    with ExitStack() as hooks, images_in(batch, seq, images), recorder:
         for handle in _watched(model, recorder):
             hooks.enter_context(handle)
         for name, weight in model.named_parameters():
             recorder.found.weights[recorder.see(weight).storage] = name
         inputs, targets = (torch.zeros((batch, seq), dtype=torch.int64) for _ in range(2))
-        for known in (*model.buffers(), inputs, targets):
+        for known in (*model.buffers(), inputs, targets, *tensors_of(seen)):
             recorder.see(known)
+        recorder.found.images = {recorder.see(one).storage for one in tensors_of(seen, towers=True)}
         recorder.on = True
         keep = (lambda _: None) if forgets else recorder.keep
         saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-        precision = torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext()
         with precision, nullcontext() if gradients else torch.no_grad(), saved:
-            called(model, inputs, labels=targets, shift_labels=targets)
+            called(model, inputs, labels=targets, shift_labels=targets, **seen)
         recorder.on = False
         if not caught:
             raise NotDescribed("its forward asks no loss_function for the loss")
@@ -238,7 +244,7 @@ def record(
     return recorder.found
 
 
-def called(model: Any, inputs: Tensor, **labels: Tensor) -> None:
+def called(model: Any, inputs: Tensor, **labels: Any) -> None:
     """A model's forward, or a refusal that says how it fails."""
     try:
         model(input_ids=inputs, use_cache=False, **labels)

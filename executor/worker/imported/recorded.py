@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from executor.worker.imported.loops import aligned, terms
+from executor.worker.imported.loops import aligned
 from executor.worker.imported.record import (
     Happening,
     ModelRecording,
@@ -22,26 +22,28 @@ from executor.worker.imported.record import (
     TensorSeen,
     UnitName,
 )
-from executor.worker.imported.split import Point, Split, added
+from executor.worker.imported.split import Point, Split, added, value_at
 from planner.spec.described import ByteCount
 
 
 def size_of(points: Sequence[Point], values: Sequence[float], what: Callable[[], str]) -> ByteCount:
     """Bytes at each point as a polynomial of batch and length: it is solved from six, and exact at all. Of one point
-    they are a fixed size."""
+    they are a fixed size. Where sequences have images it is solved from seven, and the last term is that of images'
+    positions."""
     if len(points) == 1:
         return 0.0, 0.0, float(values[0])
     unit = points[0][1]  # lengths are counted in it, so that terms of chunks are whole numbers
-    parts = [(batch, seq / unit) for batch, seq in points]
-    rows = np.array([(batch * seq, seq, 1.0, batch * seq * seq, batch, seq * seq) for batch, seq in parts])
-    solved = np.linalg.solve(rows[:6], np.array(values[:6], float))
+    parts = [(batch, seq / unit, [batch * one for one in images]) for batch, seq, *images in points]
+    rows = np.array([(batch * seq, seq, 1.0, batch * seq * seq, batch, seq * seq, *more) for batch, seq, more in parts])
+    terms_count = rows.shape[1]
+    solved = np.linalg.solve(rows[:terms_count], np.array(values[:terms_count], float))
     whole = np.round(solved * 4096) / 4096
     exact = [one for one in (whole, solved) if np.allclose(rows @ one, values, rtol=1e-9, atol=0.5)]
     if not exact:
         raise NotDescribed(f"the size of {what()} is no polynomial of batch and length: {values} bytes at {points}")
     found = exact[0]
-    found = found / [unit, unit, 1, unit * unit, 1, unit * unit]
-    return added([float(one) for one in found], ())
+    found = found / [unit, unit, 1, unit * unit, 1, unit * unit, 1][:terms_count]
+    return added([float(one) + 0.0 for one in found], ())  # no -0.0
 
 
 class OtherWithoutGradients(NotDescribed):
@@ -196,7 +198,7 @@ class Recorded:
 
     def value(self, size: ByteCount) -> int:
         """The bytes that a size is in the first recording."""
-        return round(terms(size).at(*self.points[0]))
+        return round(value_at(size, self.points[0]))
 
     @cached_property
     def growing(self) -> dict[int, ByteCount]:

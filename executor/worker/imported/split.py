@@ -16,10 +16,11 @@ from torch import nn
 
 from executor.worker.imported.record import ModelRecording, NotDescribed, layers_of, named
 from executor.worker.model.layers import decoder_config
+from planner.inventory.tensors import Size
 from planner.spec.described import ByteCount
 
-Point = tuple[int, int]
-"""(batch, length) of a recording."""
+Point = tuple[int, ...]
+"""(batch, length) of a recording, and the positions of a sequence that are images' where it has some."""
 
 STYLES = {
     "colwise": (0, False),
@@ -35,6 +36,7 @@ SUMMED = "replicated_with_grad_allreduce"
 """The style of a weight that every rank has, and whose gradient is summed over them."""
 HEADS = ("num_attention_heads", "num_key_value_heads")
 """Keys of a configuration for the numbers of heads."""
+TOWERS = "no tensor ranks are trained beside its towers"
 TERMS = 6
 """Of a size, before those that ranks divide."""
 
@@ -151,6 +153,8 @@ def split_recordings(
     """What tensor ranks divide of a model, of which `runs` are with whole weights at `points`, one for each; `again`
     records the model as it is then."""
     both = []
+    if decoder_config(model.config) is not model.config:
+        return Split(TOWERS)
     try:
         ways = ways_of(model)
         _check_plan(model, ways)
@@ -191,6 +195,14 @@ def terms_of(size: ByteCount) -> list[float]:
     """All terms of a size that no ranks divide."""
     found = [size] if isinstance(size, float) else [*size]
     return found + [0.0] * (TERMS - len(found))
+
+
+def value_at(size: ByteCount, point: Point) -> float:
+    """Bytes of a size at a batch and length, and number of images' positions where there are some, on one rank."""
+    batch, seq, *images = point
+    found = terms_of(size)
+    whole, more = float(Size(*found[:TERMS]).at(batch, seq)), found[TERMS:]
+    return whole + (sum(more) * batch * images[0] if images else float(Size(*more).at(batch, seq)))
 
 
 def added(whole: Sequence[float], divided: Sequence[float]) -> ByteCount:

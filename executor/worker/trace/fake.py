@@ -115,10 +115,22 @@ def _has_no_numbers(mask: torch.Tensor) -> bool:
     return unknown and (_parts(mask) == 1 or mask.dim() > 1)
 
 
+_IMAGES: dict[tuple[int, ...], int] = {}
+"""How many positions of a micro-batch of text of some shape are images' own."""
+
+
+@contextmanager
+def images_in(batch: int, seq: int, images: int) -> Iterator[None]:
+    """While entered, masks of a micro-batch's positions are those of `images` positions in each of its sequences."""
+    with mock.patch.dict(_IMAGES, {(batch, seq): batch * images} if images else {}):
+        yield
+
+
 def _even_share(mask: torch.Tensor) -> torch.Tensor:
     """Where a mask is true: of one that is one of several rows of a larger one, which says what is given to whom, an
-    even share, and else everywhere."""
-    return mask.new_empty((-(-mask.numel() // _parts(mask)), mask.dim()), dtype=torch.int64)
+    even share, of one of images as many positions as they have, and else everywhere."""
+    count = _IMAGES.get(tuple(mask.shape), -(-mask.numel() // _parts(mask)))
+    return mask.new_empty((count, mask.dim()), dtype=torch.int64)
 
 
 def _parts(mask: torch.Tensor) -> int:
