@@ -179,13 +179,18 @@ def _parallel(run: ModelPass, x: Tensor, parts: LayerWeights) -> Tensor:
     attended = _attention(run, normal, parts)
     if second is None:
         second = _second_norm(run, x, parts) if "norm1" in parts else tape.hold(normal)
-    tape.drop(normal)
+    if early:  # in a variable of Falcon's layer
+        tape.variables.append(normal)
+    else:
+        tape.drop(normal)
     down = tape.replaced(second, _mlp(run, second, parts))
     both = ops.add(tape, down, attended)
     tape.drop(down, attended)
     if model.family == "falcon":
         both = compute.dropout(tape, both, model.dropout)
-    return tape.replaced(both, ops.add(tape, both, x))
+    output = tape.replaced(both, ops.add(tape, both, x))
+    tape.end_call()
+    return output
 
 
 def _second_norm(run: ModelPass, x: Tensor, parts: LayerWeights) -> Tensor:
