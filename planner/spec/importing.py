@@ -133,6 +133,8 @@ def check_described(described: Described, layers: int, where: str) -> None:
     for unit, found in described.units.items():
         if unit == TOWER:
             continue
+        if any(not 0 <= one.split < len(one.shape) for one in found.weights if one.split is not None):
+            raise PlannerError(f"{where}: {unit}.split", None, "is not there", "Make it again: executor import")
         programs, others = found.programs.keys(), described.units["tail"].programs.keys()
         for variant in (programs ^ others) | (programs - set(VARIANTS)) if programs else set(VARIANTS):
             raise PlannerError(f"{where}: {unit}.{variant}", None, "is missing", "Make it again: executor import")

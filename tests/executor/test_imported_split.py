@@ -17,11 +17,15 @@ from executor.worker.imported import describe as describing
 from executor.worker.imported.describe import config_of, describe
 from executor.worker.imported.facts import spec_of
 from executor.worker.trace.trace import trace
+from planner.basics.errors import PlannerError
 from planner.engines import engine_of
 from planner.figures.memory import memory_breakdown
 from planner.parallelism.case import Case
 from planner.parallelism.collectives import Call
-from planner.spec import Layout, ModelSpec, TrainingJob
+from planner.parallelism.rule import check
+from planner.spec import Layout, Lora, ModelSpec, TrainingJob, presets
+from planner.spec.described import Described, DescribedUnit
+from planner.spec.engines import ENGINES
 from planner.spec.huggingface import config_dict
 from planner.spec.job import Precision
 from scripts.trace_pairs import planned
@@ -98,3 +102,74 @@ def test_a_family_by_hand_and_described_need_the_same(
 
 def sent_as(call: Call) -> tuple[str, str, str, str, float, float]:
     return call.op, call.axis, call.unit, call.phase, float(call.count), float(call.payload_bytes)
+
+
+UNSPLIT: dict[str, tuple[dict[str, Any], str]] = {
+    "apertus": ({}, "joins a whole tensor and a rank's part of one"),
+    "bitnet": ({}, "Transformers has no tensor plan for its layers"),
+    "gemma": ({"num_key_value_heads": 1}, "leaves each two heads of each kind"),
+    "qwen2_moe": ({"num_experts": 4, "moe_intermediate_size": 64}, "the style packed_colwise"),
+}
+"""Types that no tensor ranks are described of, with what differs from `SIZES`, and why."""
+
+
+@pytest.mark.parametrize("kind", UNSPLIT)
+def test_a_model_that_ranks_cannot_split_says_why_and_is_planned_whole(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more, why = UNSPLIT[kind]
+    model = described({"model_type": kind, **SIZES, **more}, "pure-bf16", monkeypatch)
+
+    assert why in refusal(model, layout_of((2, 1), "none"))
+    whole = Layout(engine="fsdp2", zero_stage=3, dp_shard=2)
+    check(case_of(model, whole), engine_of("fsdp2").rules)
+
+
+REFUSED: dict[str, tuple[Layout, dict[str, Any], str]] = {
+    "another engine": (
+        Layout(engine="deepspeed-autotp", zero_stage=1, tp=2), {},
+        "deepspeed-autotp splits layers by a plan of its own. Use tp=1, or engine transformers-tp",
+    ),
+    "other heads": (layout_of((16, 1), "none"), {}, "does not divide the 8 key and value heads"),
+    "adapters": (layout_of((2, 1), "none"), {"method": "lora", "lora": Lora()}, "adapters of split weights"),
+}  # fmt: skip
+
+
+def test_what_is_not_described_of_a_split_model_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = described({"model_type": "granite", **SIZES}, "pure-bf16", monkeypatch)
+    assert model.described is not None
+
+    for layout, job, rule in REFUSED.values():
+        assert rule in refusal(model, layout, **job)
+    odd = replace(model, ffn=630, imported=replace(model.described, units=with_ffn(model.described, 630)))
+    assert "does not divide" in refusal(odd, layout_of((4, 1), "none"))
+    older = replace(model, imported=replace(model.described, unsplit=None))
+    assert "make it again: executor import CONFIG -o FILE" in refusal(older, layout_of((2, 1), "none"))
+
+
+def with_ffn(described: Described, ffn: int) -> dict[str, DescribedUnit]:
+    """Units whose MLP has other rows."""
+    return {
+        name: replace(
+            unit,
+            weights=tuple(
+                replace(one, shape=tuple(ffn if size == SIZES["intermediate_size"] else size for size in one.shape))
+                for one in unit.weights
+            ),
+        )
+        for name, unit in described.units.items()
+    }
+
+
+def case_of(model: ModelSpec, layout: Layout, **job: Any) -> Case:
+    trained = TrainingJob(**{"precision": "pure-bf16", "seq_len": 1184} | job)
+    return Case(model, trained, layout, presets.cluster("dgx-h100"), presets.runtime(ENGINES[layout.engine].runtime))
+
+
+def refusal(model: ModelSpec, layout: Layout, **job: Any) -> str:
+    """What the planner says of a layout that it refuses."""
+    with pytest.raises(PlannerError) as error:
+        check(case_of(model, layout, **job), engine_of(layout.engine).rules)
+    assert "\n" not in error.value.sentence
+    assert len(error.value.sentence) <= 300
+    return error.value.sentence
