@@ -32,6 +32,7 @@ ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 INDEXER = {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 2048,
            "indexer_compress_ratio": 16}  # fmt: skip
 FIELDS: dict[str, dict[str, Any]] = {
+    "big_bird": {"is_decoder": True, "attention_type": "original_full"},
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 8, "clip_qkv": 8}},
     "deepseek_v2": {"num_experts_per_tok": 2},
@@ -49,7 +50,6 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 """Fields that every published config.json of a type has, and without whose defaults Transformers cannot build it."""
 REFUSED: dict[str, str] = {
-    "big_bird": "it chooses by the length of its sequences",
     "blt": "num_hidden_layers is None",
     "dbrx": "do not foretell",
     "deepseek_v4": "do not grow in number with the length",

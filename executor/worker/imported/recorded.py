@@ -7,7 +7,7 @@ the program of a unit (programs.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 
@@ -162,23 +162,21 @@ class Recorded:
     @cached_property
     def deaths(self) -> list[tuple[int, UnitName, int]]:
         """Each storage that dies in the forward: after which operation, in which unit, and which (as the first
-        recording numbers them)."""
+        recording numbers them). What dies with gradients too is seen there: a graph that leads to no loss keeps its
+        tensors until its last variable goes out of scope."""
         same: dict[int, int] = {}
         for theirs, ours in self.pairs:
             one, other = self.plain.operations[theirs], self.base.operations[ours]
             for here, there in zip(one.inputs + one.results, other.inputs + other.results, strict=True):
                 same.setdefault(here.storage, there.storage)
-        after, found, at, unit = dict(self.pairs), [], -1, ("embed", 0)
-        layers = max((event.what[1] for event in self.plain.events if event.kind == "leave"), default=0)
-        for event in self.plain.events:
-            if event.kind == "op":
-                at = after.get(event.what, at)
-            elif event.kind == "enter":
-                unit = event.what
-            elif event.kind == "leave":
-                unit = ("gap", event.what[1]) if event.what[1] < layers else ("tail", 0)
-            elif event.kind == "free" and event.what in same:
-                found.append((at, unit, same[event.what]))
+        after = dict(self.pairs)
+        seen = {storage: (at, unit) for at, unit, storage in _frees(self.halves[0])}
+        found = []
+        for theirs, unit, storage in _frees(self.plain.events):
+            if storage in same:
+                mine = same[storage]
+                at = next((after[one] for one in range(theirs, -1, -1) if one in after), -1)
+                found.append((*seen.get(mine, (at, unit)), mine))
         return found
 
     def size(self, storage: int) -> ByteCount:
@@ -223,6 +221,21 @@ class Recorded:
             if storage in operation.made:
                 return f"a result of {operation.name} in {operation.unit[0]} {operation.unit[1]} {operation.inside}"
         return "a tensor"
+
+
+def _frees(events: Sequence[Happening]) -> Iterator[tuple[int, UnitName, int]]:
+    """Each storage that dies in a forward: after which operation, in which unit, and which."""
+    at, unit = -1, ("embed", 0)
+    layers = max((event.what[1] for event in events if event.kind == "leave"), default=0)
+    for event in events:
+        if event.kind == "op":
+            at = event.what
+        elif event.kind == "enter":
+            unit = event.what
+        elif event.kind == "leave":
+            unit = ("gap", event.what[1]) if event.what[1] < layers else ("tail", 0)
+        elif event.kind == "free":
+            yield at, unit, event.what
 
 
 def _makers(run: ModelRecording, stop: int) -> list[int]:
