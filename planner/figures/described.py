@@ -12,7 +12,7 @@ from planner.figures.beside import Beside
 from planner.figures.flops import attention_flops, matmul_flops, product_operands
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import Attention
-from planner.figures.unitkernels import attention_factors, scores_products
+from planner.figures.unitkernels import SCORES, attention_factors, scores_products
 from planner.inventory.played import described_of, program_of, size
 from planner.inventory.tensors import Size
 from planner.parallelism.case import Case
@@ -22,6 +22,8 @@ def beside_described(case: Case, unit: str) -> Beside:
     """A layer's work beside its linear modules: sums over the operations of its description."""
     described, layout, job = described_of(case.model), case.layout, case.job
     program = program_of(described, engine_of(layout.engine).compute(case), unit)
+    moved, moved_back = size(program.moved), size(program.moved_back)
+    pairs: Number = 0.0
     batch, seq = layout.micro_batch_size, job.seq_len
     longer, longer_back = attention_factors(case)
     span = job.attention_span
@@ -43,6 +45,8 @@ def beside_described(case: Case, unit: str) -> Beside:
         masked = masked + attention_flops(case.tokens, 2 * span - seen, width, 1)
         forward, back = scores_products(sequences * one.heads * span, span, one.width, one.value_width)
         products, gradients = [*products, *forward], [*gradients, *back]
+        pairs = pairs + sequences * one.heads * span * span
+        moved, moved_back = _beside_pairs(moved), _beside_pairs(moved_back)
     for product in described.units[unit].products:
         rows = size(product.rows).at(batch, seq)
         elements, times = product.n * product.k, _count(product.times, batch, seq)
@@ -60,11 +64,18 @@ def beside_described(case: Case, unit: str) -> Beside:
         products_back=tuple(gradients),
         attention=tuple(one._replace(times=one.times * longer) for one in calls),
         attention_back=tuple(one._replace(backward=True, times=one.times * longer_back) for one in calls),
-        moved_bytes=size(program.moved).at(batch, seq),
-        moved_bytes_back=size(program.moved_back).at(batch, seq),
+        attention_bytes=pairs * SCORES["eager"][0],
+        attention_bytes_back=pairs * SCORES["eager"][1],
+        moved_bytes=moved.at(batch, seq),
+        moved_bytes_back=moved_back.at(batch, seq),
         operations=_count(program.starts, batch, seq),
         operations_back=_count(program.starts_back, batch, seq),
     )
+
+
+def _beside_pairs(moved: Size) -> Size:
+    """Bytes moved without those of scores, which are counted by the score (SCORES)."""
+    return moved._replace(per_pair=0.0, per_square=0.0)
 
 
 def _count(of: float | tuple[float, ...], batch: Number, seq: Number) -> Number:
