@@ -112,8 +112,7 @@ def _layer_operations(case: Case) -> int:
 
 
 def _expert_operations(case: Case, moe: Moe) -> Number:
-    own = case.parts.holds_inputs and case.parts.experts == "own"
-    routed = ROUTED_OPERATIONS + BIASED_OPERATIONS * moe.bias if own else 0
+    routed = ROUTED_OPERATIONS + BIASED_OPERATIONS * moe.bias if case.parts.holds_inputs else 0
     return routed + bias_operations(case, moe) + loop_operations(case)
 
 
