@@ -74,7 +74,8 @@ def parallel_compute(case: Case) -> dict[str, Any]:
     """The arguments of Compute that every engine takes from the layout and the runtime alike."""
     layout, parts, on_cpu = case.layout, case.parts, case.cluster.gpu.kind == "cpu"
     scores, micro = has_scores(case.model, parts, on_cpu=on_cpu), layout.micro_batch_size
-    by_length = scores or (case.model.described is not None and case.model.described.has_loops)
+    slides = case.model.described is None and case.model.sliding_window is not None
+    by_length = scores or slides or (case.model.described is not None and case.model.described.has_loops)
     return {
         "on_cpu": on_cpu,
         "fuses_conversion": devices.fuses_conversion(case.job.precision, on_cpu=on_cpu),

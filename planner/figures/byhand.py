@@ -8,6 +8,8 @@ here: layers of other families (described.py), or linear modules (work.py).
 
 from __future__ import annotations
 
+import msgspec
+
 from planner.basics.arith import Number, ceil_div, where
 from planner.basics.formula import formula
 from planner.figures.beside import BACKWARD_OPERATIONS, Beside, element_bytes_of
@@ -22,12 +24,20 @@ NORM_BYTES = {"eager-fp32": (24, 4), "native": (8, 4), "fused": (4, 2)}
 """(fixed, times the element) bytes a norm moves for each element: eager code casts, squares and scales in fp32."""
 ROTARY_ACCESSES = {"eager": 10, "joined": 12, "fused": 4}
 GATE_ACCESSES = {"eager": 5, "fused": 3}
+"""Elements that a gated activation reads and writes for each that it makes."""
+PLAIN = {"gelu_new": (18, 8), "gelu_pytorch_tanh": (20, 9)}
+"""The same of an activation without a gate that is written in Python, as GPT-2's and BLOOM's are, and its operations;
+PyTorch's own read and write once."""
 
 NORM_OPERATIONS = {"eager-fp32": 8, "native": 1, "fused": 1}
 ROTARY_OPERATIONS = {"eager": 10, "joined": 12, "fused": 2}
 GATE_OPERATIONS = {"eager": 2, "fused": 1, "fused-recomputed": 1}
 CORE_OPERATIONS = dict.fromkeys(SCORES, 8)
 RESIDUAL_OPERATIONS = 2
+ROUTED_OPERATIONS, BIASED_OPERATIONS = 18, 10
+"""Of Transformers' mixtures of experts: the router, rows sorted by expert and put back; gpt-oss's biases and clamps."""
+LATENT_OPERATIONS = {"deepseek_v2": 9, "deepseek_v3": 31}
+"""Of latent attention beside those of others, and of V3's groups of experts."""
 
 
 def beside_by_hand(case: Case, unit: str) -> Beside:
@@ -46,7 +56,7 @@ def beside_by_hand(case: Case, unit: str) -> Beside:
     routed, returned = routed_bytes(case, moe, element) if moe else (0.0, 0.0)
     elementwise = _elementwise_bytes(case, unit, split)
     indexed, sliced = loop_bytes(case, unit, model.hidden * element)
-    operations = _layer_operations(case) + (bias_operations(case, moe) + loop_operations(case) if moe else 0)
+    operations = _layer_operations(case) + (_expert_operations(case, moe) if moe else 0)
     return Beside(
         attention_flops=attention,
         masked_flops=square - attention,
@@ -76,28 +86,48 @@ def elementwise_layer_bytes(
     """Memory traffic of one layer's forward beside its matrix products; backward moves about twice as much.
 
     Widths are elements a token on this rank: all `norms` together, what rotary positions turn, what the MLP's
-    activation makes, and the residual stream.
+    activation reads and writes (`gated`), and the residual stream.
     """
     fixed, times = NORM_BYTES.get(kernels.norm, NORM_BYTES["fused"])
     moved = norms * (fixed + times * element_bytes)
     moved = moved + ROTARY_ACCESSES.get(kernels.rotary, 4) * element_bytes * turned
-    moved = moved + GATE_ACCESSES.get(kernels.mlp, 3) * element_bytes * gated
+    moved = moved + element_bytes * gated
     return tokens * (moved + 6 * element_bytes * residual)
 
 
 def _layer_operations(case: Case) -> int:
     """Operations of one layer's forward beside its linear modules; views start nothing and are not counted."""
     parts, model = case.parts, case.model
-    norms = model.layer_norms + (2 if model.block == "sandwich" else 0)
-    each = NORM_OPERATIONS.get(parts.norm, 1)
+    norms = model.layer_norms + (2 if model.block == "sandwich" else 0) + (2 if model.qk_norm else 0)
+    each = NORM_OPERATIONS.get(_norm_code(case), 1)
     each -= 2 if each > 1 and case.job.precision == "fp32" else 0  # no casts to fp32 and back
     return (
         norms * each
         + (ROTARY_OPERATIONS.get(parts.rotary, 2) if model.rotary_dim else 0)
         + CORE_OPERATIONS.get(scores_code(case) or parts.attention, 1)
-        + GATE_OPERATIONS.get(parts.mlp, 2)
+        + _activation(case)[1]
         + RESIDUAL_OPERATIONS
+        + (LATENT_OPERATIONS.get(model.family, 0) if parts.holds_inputs else 0)
     )
+
+
+def _expert_operations(case: Case, moe: Moe) -> Number:
+    routed = ROUTED_OPERATIONS + BIASED_OPERATIONS * moe.bias if case.parts.holds_inputs else 0
+    return routed + bias_operations(case, moe) + loop_operations(case)
+
+
+def _norm_code(case: Case) -> str:
+    """The code of a layer's norms: a LayerNorm of Transformers' modules is PyTorch's own."""
+    native = case.model.norm == "layernorm" and case.parts.norm == "eager-fp32"
+    return "native" if native else case.parts.norm
+
+
+def _activation(case: Case) -> tuple[int, int]:
+    """Accesses for each element that an MLP's activation makes, and its operations."""
+    code = case.parts.mlp
+    if code == "eager" and not case.model.gated:
+        return PLAIN.get(case.model.activation, (2, 1))
+    return GATE_ACCESSES.get(code, 3), GATE_OPERATIONS.get(code, 2)
 
 
 def _elementwise_bytes(case: Case, unit: str, split: Number) -> Number:
@@ -105,13 +135,15 @@ def _elementwise_bytes(case: Case, unit: str, split: Number) -> Number:
     residual = model.hidden / (layout.tp if layout.sequence_parallel else 1)
     turned = model.rotary_dim * (model.heads + model.kv_heads) * split
     norms = residual * (model.layer_norms + (2 if model.block == "sandwich" else 0))
+    if model.qk_norm:
+        norms = norms + (model.heads + model.kv_heads) * model.head_dim * split
     return elementwise_layer_bytes(
-        case.parts,
+        msgspec.structs.replace(case.parts, norm=_norm_code(case)),
         case.tokens,
         element_bytes_of(case),
         norms,
         turned,
-        (model.ffn if unit == "dense" else model.active_ffn) / layout.tp,
+        (model.ffn if unit == "dense" else model.active_ffn) / layout.tp * _activation(case)[0],
         residual,
     )
 

@@ -12,7 +12,7 @@ from planner.figures.beside import Beside
 from planner.figures.flops import attention_flops, matmul_flops, product_operands
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import Attention
-from planner.figures.unitkernels import attention_factors, scores_products
+from planner.figures.unitkernels import SCORES, attention_factors, scores_products
 from planner.inventory.played import described_of, of_images, program_of, size, variant_of
 from planner.inventory.tensors import Size
 from planner.parallelism.case import Case
@@ -25,6 +25,8 @@ def beside_described(case: Case, unit: str) -> Beside:
     described, layout, job = described_of(case.model), case.layout, case.job
     program = program_of(described, engine_of(layout.engine).compute(case), unit)
     batch, seq, tp = layout.micro_batch_size, job.seq_len, layout.tp
+    moved, moved_back = size(program.moved, tp), size(program.moved_back, tp)
+    pairs: Number = 0.0
     longer, longer_back = attention_factors(case)
     span = job.attention_span
     sequences = batch * (seq / span)
@@ -47,6 +49,8 @@ def beside_described(case: Case, unit: str) -> Beside:
         masked = masked + attention_flops(case.tokens, 2 * span - seen, width * heads, 1)
         forward, back = scores_products(sequences * heads * span, span, one.width, one.value_width)
         products, gradients = [*products, *forward], [*gradients, *back]
+        pairs = pairs + sequences * heads * span * span
+        moved, moved_back = _beside_pairs(moved), _beside_pairs(moved_back)
     for product in described.units[unit].products:
         rows = size(product.rows, tp).at(batch, seq)
         elements, times = product.n * product.k, _count(product.times, batch, seq)
@@ -64,8 +68,10 @@ def beside_described(case: Case, unit: str) -> Beside:
         products_back=tuple(gradients),
         attention=tuple(one._replace(times=one.times * longer) for one in calls),
         attention_back=tuple(one._replace(backward=True, times=one.times * longer_back) for one in calls),
-        moved_bytes=size(program.moved, tp).at(batch, seq),
-        moved_bytes_back=size(program.moved_back, tp).at(batch, seq),
+        attention_bytes=pairs * SCORES["eager"][0],
+        attention_bytes_back=pairs * SCORES["eager"][1],
+        moved_bytes=moved.at(batch, seq),
+        moved_bytes_back=moved_back.at(batch, seq),
         operations=_count(program.starts, batch, seq),
         operations_back=_count(program.starts_back, batch, seq),
     )
@@ -114,6 +120,11 @@ def _of_rank(one: Attend, tp: Number) -> tuple[Number, Number, int]:
     """Heads and heads of keys on one of `tp` tensor ranks, and the widths of a query and a value head together."""
     ranks = tp if one.split else 1
     return one.heads / ranks, one.kv_heads / ranks, one.width + one.value_width
+
+
+def _beside_pairs(moved: Size) -> Size:
+    """Bytes moved without those of scores, which are counted by the score (SCORES)."""
+    return moved._replace(per_pair=0.0, per_square=0.0)
 
 
 def _count(of: float | tuple[float, ...], batch: Number, seq: Number) -> Number:

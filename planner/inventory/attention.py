@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from planner.inventory import fused, ops
-from planner.inventory.compute import Compute, ModelPass
+from planner.inventory.compute import HF, Compute, ModelPass
 from planner.inventory.devices import is_math
 from planner.inventory.names import names_of
 from planner.inventory.ops import add, cast, cloned, copied, dropout, joined, product_of, scaled, slices, softmax, split
@@ -42,6 +42,22 @@ def mask_count(model: ModelSpec, compute: Compute) -> int:
     if compute.masked:
         return 1
     return (2 if model.sliding_window else 1) if is_written_out(model, compute.kernels) else 0
+
+
+def builds_mask(model: ModelSpec, compute: Compute) -> bool:
+    """Whether layers share a mask of booleans, which PyTorch's attention makes numbers in each: Falcon's code always
+    builds one, Transformers' others where a sequence is longer than their window. Of packed documents it is numbers."""
+    kernels, window = compute.kernels, model.sliding_window
+    if compute.masked or is_written_out(model, kernels):
+        return False
+    beyond = window is not None and compute.seq_len > window and kernels.attention == "flash"
+    return model.family == "falcon" or (beyond and (kernels.holds_inputs or kernels == HF))
+
+
+def _sliding_share(model: ModelSpec, compute: Compute) -> float:
+    """Layers that have such a mask of all that stand for each other; one that runs again is one of them."""
+    every = model.full_attention_every
+    return 1.0 if compute.runs_layers_again or not every else 1 - model.layers // every / model.layers
 
 
 def masks_of(run: ModelPass) -> tuple[Tensor, ...]:
@@ -344,9 +360,8 @@ def _attended(run: ModelPass, inputs: tuple[Tensor, ...]) -> Tensor:
     groups = model.heads // model.kv_heads
     if is_written_out(model, compute.kernels):
         return written_out_attention(tape, q, k, v, model, compute, heads, groups)
-    # Falcon always builds a mask, which the kernels want as numbers. One of packed documents is numbers already.
-    own = model.family == "falcon" and not compute.masked
-    mask = Size(per_pair=compute.element_bytes) if own else None
+    own = builds_mask(model, compute)
+    mask = Size(per_pair=compute.element_bytes * _sliding_share(model, compute)) if own else None
     if is_math(model, compute.kernels, on_cpu=compute.on_cpu):
         causal = NOTHING if own or compute.masked else Size(fixed=4.0 * compute.seq_len**2)
         return math_attention(
@@ -355,7 +370,7 @@ def _attended(run: ModelPass, inputs: tuple[Tensor, ...]) -> Tensor:
             on_cpu=compute.on_cpu,
         )  # fmt: skip
     repeated: tuple[Tensor, ...] = ()
-    if compute.masked and groups > 1:
+    if (compute.masked or (own and model.family != "falcon")) and groups > 1:
         # With a mask, grouped heads are repeated (integrations/sdpa_attention.py, use_gqa_in_sdpa).
         k, v = repeated = (ops.copied(tape, k, groups), ops.copied(tape, v, groups))
     workspace = compute.attention_workspace(k, v)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from planner.basics.arith import Number, is_column
 from planner.inventory import ops
-from planner.inventory.attention import is_written_out, mask_count
+from planner.inventory.attention import builds_mask, is_written_out, mask_count
 from planner.inventory.block import norm_weights, walk_norm
-from planner.inventory.compute import Compute
+from planner.inventory.compute import HF, Compute
 from planner.inventory.names import names_of
 from planner.inventory.narrow import NF4
 from planner.inventory.ops import cast, unpacked
@@ -453,13 +453,14 @@ def rotary_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tenso
         tables = (Size(per_token=each) if compute.masked else Size(per_position=each),) * 2
     elif model.positions == "alibi":
         tables = (Size(per_token=model.heads * width),)
-    if compute.kernels.holds_inputs and not compute.masked and model.family not in WITHOUT_POSITIONS:
+    own = compute.kernels.holds_inputs or compute.kernels == HF  # plans of before `holds_inputs` have these
+    if own and not compute.masked and model.family not in WITHOUT_POSITIONS:
         tables += (_positions(model),)
     if compute.masked:
         tables += (Size(per_pair=compute.element_bytes),)
     elif is_written_out(model, compute.kernels):
         tables += (Size(per_pair=width),) * mask_count(model, compute)
-    elif model.family == "falcon":
+    elif builds_mask(model, compute):
         tables += (Size(per_square=1.0),)
     return tuple(tape.new(size) for size in tables)
 
