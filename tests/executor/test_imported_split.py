@@ -89,7 +89,7 @@ POSITION_BYTES = 8
 def test_a_family_by_hand_and_described_need_the_same(
     family: str, ranks: tuple[int, int], precision: Precision, recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_hand = replace(small(family), heads=16, kv_heads=8)
+    by_hand = replace(small(family), hidden=256, heads=16, kv_heads=8, vocab=2048)
     model = described(config_dict(by_hand), precision if ranks[1] == 1 else "pure-bf16", monkeypatch)
     job, layout = TrainingJob(precision=precision, seq_len=1024), layout_of(ranks, recompute)
     cases = [Case.of(planned(one, job, layout)) for one in (by_hand, model)]
