@@ -257,9 +257,13 @@ LONG_ONLY = (
     "fsdp2-lora-accum2",
     "single-accum2",
     "hsdp-2x2-lora-saved-accum2",
+    "hsdp-2x2-lora-accum2",
+    "zero2-lora-saved-accum2",
+    "single-lora-accum2",
+    "ddp-small-buckets-accum1",
 )
-"""Of a layout's second number of micro-batches or second method: CI has cases of each engine, stage and method, and of
-each engine, stage and number of micro-batches, without them."""
+"""Of a layout's second number of micro-batches, second method or second size of a bucket: CI has cases of each engine,
+stage and method, and of each engine, stage and number of micro-batches, without them."""
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:

@@ -38,7 +38,7 @@ EXPORTED = (
     pytest.param("pp2-dp2-zero1", marks=pytest.mark.smoke),
     "pp2-tp2-dp2-zero1",
     "ep2-accum1",
-    "hsdp-2x2-lora-accum2",
+    pytest.param("hsdp-2x2-lora-accum2", marks=pytest.mark.long),
     pytest.param("zero3-lora-accum1", marks=pytest.mark.long),
     pytest.param("hsdp-2x2-lora-saved-accum2", marks=pytest.mark.long),
     "zero3-lora-saved-accum1",

@@ -64,7 +64,7 @@ EVERY = [
     for one in product(IMPORTED, SPLITS, PRECISIONS, ("none", "full"))
     if one[1:3] != ("fsdp2", "bf16")  # the program of pure-bf16; where a table is larger than a layer FSDP2's last
 ]  # reduction is not planned, of families that are written by hand neither
-IN_CI = Random(29).sample(EVERY, 6)
+IN_CI = Random(29).sample(EVERY, 4)
 SEEING = ("internvl", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl")
 """Types of models that see, which are trained on text."""
 SEE = list(product(SEEING, SPLITS, ("pure-bf16",), ("none", "full")))
