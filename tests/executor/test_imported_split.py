@@ -89,7 +89,7 @@ POSITION_BYTES = 8
 def test_a_family_by_hand_and_described_need_the_same(
     family: str, ranks: tuple[int, int], precision: Precision, recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_hand = replace(small(family), heads=16, kv_heads=8)
+    by_hand = replace(small(family), hidden=256, heads=16, kv_heads=8, vocab=2048)
     model = described(config_dict(by_hand), precision if ranks[1] == 1 else "pure-bf16", monkeypatch)
     job, layout = TrainingJob(precision=precision, seq_len=1024), layout_of(ranks, recompute)
     cases = [Case.of(planned(one, job, layout)) for one in (by_hand, model)]
@@ -106,8 +106,8 @@ def sent_as(call: Call) -> tuple[str, str, str, str, float, float]:
 
 UNSPLIT: dict[str, tuple[dict[str, Any], str]] = {
     "apertus": ({}, "joins a whole tensor and a rank's part of one"),
-    "bitnet": ({}, "Transformers has no tensor plan for its layers"),
-    "gemma": ({"num_key_value_heads": 1}, "leaves each two heads of each kind"),
+    "hunyuan_v1_dense": ({}, "Transformers has no tensor plan for its layers"),
+    "gemma": ({"num_key_value_heads": 2}, "leaves each two heads of each kind"),
     "qwen2_moe": ({"num_experts": 4, "moe_intermediate_size": 64}, "the style packed_colwise"),
 }
 """Types that no tensor ranks are described of, with what differs from `SIZES`, and why."""
@@ -163,7 +163,8 @@ def with_ffn(described: Described, ffn: int) -> dict[str, DescribedUnit]:
 
 def case_of(model: ModelSpec, layout: Layout, **job: Any) -> Case:
     trained = TrainingJob(**{"precision": "pure-bf16", "seq_len": 1184} | job)
-    return Case(model, trained, layout, presets.cluster("dgx-h100"), presets.runtime(ENGINES[layout.engine].runtime))
+    cluster = replace(presets.cluster("dgx-h100"), nodes=1, gpus_per_node=layout.world_size)
+    return Case(model, trained, layout, cluster, presets.runtime(ENGINES[layout.engine].runtime))
 
 
 def refusal(model: ModelSpec, layout: Layout, **job: Any) -> str:

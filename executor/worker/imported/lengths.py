@@ -19,7 +19,7 @@ from executor.worker.imported.loops import aligned, looped
 from executor.worker.imported.programs import UnitProgram
 from executor.worker.imported.record import ModelRecording, NotDescribed, Place, UnitName, named, record
 from executor.worker.imported.recorded import OtherWithoutGradients, Recorded
-from executor.worker.imported.split import Point, Split, split_recordings
+from executor.worker.imported.split import Point, SplitRecordings, split_recordings
 from planner.spec.described import Program
 
 PADS = tuple(2**power for power in range(3, 10))
@@ -229,7 +229,7 @@ def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool) -> Recor
 
     if between:
         runs = list(map(joined, runs))
-    split = Split(LOOPS) if lengths.loops else split_recordings(model, lengths.points, runs, again)
+    split = SplitRecordings(LOOPS) if lengths.loops else split_recordings(model, lengths.points, runs, again)
     far = None
     try:
         every = Recorded(runs, again(first, gradients=False), lengths.points, split=split)

@@ -22,7 +22,7 @@ from executor.worker.imported.record import (
     TensorSeen,
     UnitName,
 )
-from executor.worker.imported.split import Point, Split, added, value_at
+from executor.worker.imported.split import Point, SplitRecordings, added, value_at
 from planner.spec.described import ByteCount
 
 
@@ -61,11 +61,11 @@ class Recorded:
         plain: ModelRecording,
         points: Sequence[Point],
         like: Recorded | None = None,
-        split: Split | None = None,
+        split: SplitRecordings | None = None,
     ) -> None:
         """A single run may be `like` others of the same model, whose tensors tell how those of its sizes grow. `split`
         tells what of them tensor ranks divide."""
-        self.split = split or Split("")
+        self.split = split or SplitRecordings("")
         self.like, self.points, self.plain, self.base = like, points, plain, runs[0]
         self.whole = runs
         self.runs, self.more, self.repeated = aligned(runs)

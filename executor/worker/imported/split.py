@@ -109,7 +109,7 @@ def of_one_rank(model: Any, ways: Mapping[str, tuple[int, bool]], ranks: int) ->
             module._parameters[own] = weight
 
 
-class Beside(NamedTuple):
+class RankRecording(NamedTuple):
     """A recording of one of several tensor ranks, and one of whole weights at the same batch and length."""
 
     ranks: int
@@ -122,11 +122,11 @@ class Beside(NamedTuple):
         return round((1 - look(self.run) / whole) / (1 - 1 / self.ranks), 9) if whole else 0.0
 
 
-class Split:
+class SplitRecordings:
     """Recordings of one rank of two numbers of ranks: which bytes they divide, and why that is not described (`why`),
     if it is not."""
 
-    def __init__(self, why: str, near: Beside | None = None, far: Beside | None = None) -> None:
+    def __init__(self, why: str, near: RankRecording | None = None, far: RankRecording | None = None) -> None:
         """`near` is of the first batch and length of the recordings with whole weights, `far` of their last."""
         self.why, self.near, self.far = why, near, far
 
@@ -149,12 +149,12 @@ class Split:
 
 def split_recordings(
     model: Any, points: Sequence[Point], runs: Sequence[ModelRecording], again: Callable[[Point], ModelRecording]
-) -> Split:
+) -> SplitRecordings:
     """What tensor ranks divide of a model, of which `runs` are with whole weights at `points`, one for each; `again`
     records the model as it is then."""
     both = []
     if decoder_config(model.config) is not model.config:
-        return Split(TOWERS)
+        return SplitRecordings(TOWERS)
     try:
         ways = ways_of(model)
         _check_plan(model, ways)
@@ -163,18 +163,18 @@ def split_recordings(
                 run = again(points[place])
             if any(_operations(one) != _operations(run) for one in (runs[0], runs[place])):
                 raise NotDescribed("its operations are others where tensor ranks split its weights")
-            both.append(Beside(ranks, run, runs[place]))
+            both.append(RankRecording(ranks, run, runs[place]))
         _check_gradients(both[0], styles_of(model))
     except NotDescribed as error:
-        return Split(str(error))
-    return Split("", *both)
+        return SplitRecordings(str(error))
+    return SplitRecordings("", *both)
 
 
 def _operations(run: ModelRecording) -> list[tuple[str, str, int]]:
     return [(one.name, one.inside, len(one.made)) for one in run.operations]
 
 
-def _check_gradients(beside: Beside, styles: Mapping[str, str]) -> None:
+def _check_gradients(beside: RankRecording, styles: Mapping[str, str]) -> None:
     """Raise NotDescribed where a tensor that every rank has whole meets one of which it has a part, so that its
     gradient is a part too, and no style of the plan sums that."""
     summed = {storage for storage, name in beside.run.weights.items() if styles.get(name) == SUMMED}
