@@ -425,6 +425,8 @@ def play_tail(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> tupl
         player.places.append(logits)
         player.end(step)
         player.run(program.steps[head + 1 :], term=LOGITS)
+        if isinstance(model.described, DescribedWithImages):  # images' features, which are given back with the loss
+            tape.outputs = [one for place, one in enumerate(player.table) if -2 - place not in player.ended]
         return player.place(program.output)
 
     return normal, after

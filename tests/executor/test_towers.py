@@ -36,8 +36,8 @@ from planner.spec.seeing import images_refusal
 from scripts.trace_pairs import planned
 
 TEXT: dict[str, Any] = {  # so wide that FSDP2 sends the last norm in a call that is counted
-    "hidden_size": 512, "intermediate_size": 320, "num_hidden_layers": 5, "num_attention_heads": 16,
-    "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 512, "pad_token_id": None, "tie_word_embeddings": False,
+    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 5, "num_attention_heads": 16,
+    "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 2048, "pad_token_id": None, "tie_word_embeddings": False,
     "max_position_embeddings": 8192,
 }  # fmt: skip
 TOWER_SIZES: dict[str, Any] = {
