@@ -208,7 +208,7 @@ def _towers(question: Question) -> tuple[str, ...]:
         )
     return (
         f"{question.model.name} has {held:,} parameters outside its text model (vision tower, projector). The plan "
-        "trains on text: they take memory and stay frozen, and images are not counted",
+        "trains on text: they take memory and stay frozen, and images are counted with --image-tokens alone",
     )
 
 

@@ -17,7 +17,7 @@ from planner.inventory.played import described_of, of_images, program_of, size, 
 from planner.inventory.tensors import Size
 from planner.parallelism.case import Case
 from planner.spec.described import Attend
-from planner.spec.seeing import Seen
+from planner.spec.seeing import DescribedWithImages
 
 
 def beside_described(case: Case, unit: str) -> Beside:
@@ -82,7 +82,7 @@ def towers_beside(case: Case) -> Beside:
     sequence or as large as the model fixes them, or over windows of these; without a causal mask it is as two calls
     with one, whose kernels were measured."""
     described, element = described_of(case.model), engine_of(case.layout.engine).compute(case)
-    if not isinstance(described, Seen) or described.seeing is None:
+    if not isinstance(described, DescribedWithImages) or described.seeing is None:
         return Beside()
     towers, batch, seq = described.seeing, case.layout.micro_batch_size, case.job.seq_len
     program, positions = towers.programs[variant_of(element)], batch * described.images

@@ -32,7 +32,7 @@ from planner.spec.described import (
     head_step,
 )
 from planner.spec.loops import MOST, lengthened
-from planner.spec.seeing import Seen
+from planner.spec.seeing import DescribedWithImages
 
 
 def variant_of(compute: Compute) -> str:
@@ -353,7 +353,7 @@ def play_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
     leaf = name if compute.runs_layers_again else ""
     player = Player(tape, compute, weights, None, twice=name if model.tied else "", leaf=leaf)
     player.run(program.steps[: max(program.towers, 0)])
-    if isinstance(described, Seen):
+    if isinstance(described, DescribedWithImages):
         if leaf and not player.weights[name].trainable:
             tape.hold(player.place(-1 + len(player.places)))  # a leaf of the graph, which images are put into a copy of
         play_towers(tape, described, compute)
@@ -363,12 +363,12 @@ def play_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
     return player.place(program.output)
 
 
-def of_images(described: Seen, of: Linear) -> Size:
+def of_images(described: DescribedWithImages, of: Linear) -> Size:
     """A size of a tower as the inventory has it: so much a sequence."""
     return Size(fixed=of[1], per_sequence=of[0] * described.images)
 
 
-def play_towers(tape: Tape, described: Seen, compute: Compute) -> None:
+def play_towers(tape: Tape, described: DescribedWithImages, compute: Compute) -> None:
     """Frozen towers: what they hold as they run. What they leave waits until the model's forward is over, what they are
     given until backward is."""
     towers, unit = described.seeing, tape.unit
@@ -456,6 +456,8 @@ def play_tail(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> tupl
         player.places.append(logits)
         player.end(step)
         player.run(program.steps[head + 1 :], term=LOGITS)
+        if isinstance(model.described, DescribedWithImages):  # images' features, which are given back with the loss
+            tape.outputs = [one for place, one in enumerate(player.table) if -2 - place not in player.ended]
         return player.place(program.output)
 
     return normal, after

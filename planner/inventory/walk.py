@@ -126,6 +126,7 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, kinds:
         loss = walk_loss(tape, x, model, compute)
         if compute.receives_into_buffer:
             tape.drop(begun)
+        tape.end_forward()
         tape.end_autocast()
         kept = tuple(tape.live.values())
         tape.backward(loss)

@@ -27,7 +27,7 @@ SEES = 7
 """Terms of a size that grows with images' positions."""
 
 
-class Seen(Described, frozen=True, kw_only=True, omit_defaults=True, dict=True):
+class DescribedWithImages(Described, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """A description with `images` positions of images in each sequence, in which sizes are those of such sequences.
     `plain` is the description that it is of."""
 
@@ -42,7 +42,7 @@ class Seen(Described, frozen=True, kw_only=True, omit_defaults=True, dict=True):
 def with_images(model: ModelSpec, images: int) -> ModelSpec:
     """A model as it runs where `images` positions of each sequence are images'; as it is where it does not see."""
     described = model.described
-    if not images or described is None or described.seeing is None or isinstance(described, Seen):
+    if not images or described is None or described.seeing is None or isinstance(described, DescribedWithImages):
         return model
     return _with_images(model, images)
 
@@ -64,12 +64,12 @@ def _with_images(model: ModelSpec, images: int) -> ModelSpec:
         runs += [(kind, 1), (BETWEEN, 1)] * apart + [(kind, count - apart)]
     of_plain = {name: getattr(described, name) for name in Described.__struct_fields__}
     changed = {"units": units, "runs": tuple(runs), "shortest": towers.shortest, "longest": towers.longest}
-    return replace(model, imported=Seen(**of_plain | changed, plain=described, images=images))
+    return replace(model, imported=DescribedWithImages(**of_plain | changed, plain=described, images=images))
 
 
 def without_images(model: ModelSpec) -> ModelSpec:
     """The model as files have it."""
-    return replace(model, imported=model.imported.plain) if isinstance(model.imported, Seen) else model
+    return replace(model, imported=model.imported.plain) if isinstance(model.imported, DescribedWithImages) else model
 
 
 def images_refusal(model: ModelSpec, images: int, seq_len: int) -> tuple[str, str] | None:

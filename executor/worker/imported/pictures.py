@@ -125,6 +125,5 @@ FAMILIES: dict[str, Callable[[Any], Pictures]] = {
     "qwen3_vl_moe": _on_grids,
     "gemma3": _of_one_size,
     "internvl": _of_one_size,
-    "llava": _of_one_size,
 }
 """By the type that a configuration names."""

@@ -58,7 +58,7 @@ class Tower(NamedTuple):
     given_bytes: Linear
 
 
-class Seen(NamedTuple):
+class SeenOnDevice(NamedTuple):
     """What is recorded of a model with images on one kind of device: its towers and the model's units by number format,
     and the units' attention and products."""
 
@@ -78,7 +78,7 @@ class Small(NamedTuple):
     experts: Collection[str]
 
 
-def seen_on(small: Small, formats: Formats, between: bool, device: str) -> Seen:
+def seen_on(small: Small, formats: Formats, between: bool, device: str) -> SeenOnDevice:
     """Recordings of a small model with images on a kind of device, in each number format that its code takes."""
     spots: dict[str, UnitName] = {"embed": ("embed", 0), "tail": ("tail", 0)}
     spots |= {kind: ("layer", place) for kind, place in small.spots.items()}
@@ -102,7 +102,7 @@ def seen_on(small: Small, formats: Formats, between: bool, device: str) -> Seen:
             beside.setdefault(unit, made.products(experts=unit in small.experts))
     if not towers:
         raise failed
-    return Seen(towers, units, beside)
+    return SeenOnDevice(towers, units, beside)
 
 
 def with_images(lengths: RecordedLengths) -> RecordedLengths:
@@ -255,7 +255,7 @@ def seeing(
     if small.lengths.loops:
         raise NotDescribed("the loops of its layers are not described with images")
     small, between = with_layers_between(config, small, few)
-    seen: list[Seen] = on_each(partial(seen_on, small, formats, between > 0))
+    seen: list[SeenOnDevice] = on_each(partial(seen_on, small, formats, between > 0))
     first, lengths = seen[0], small.lengths
     tower = next(iter(first.towers.values()))
     towers = Towers(
