@@ -134,7 +134,7 @@ def _elementwise_bytes(case: Case, unit: str, split: Number) -> Number:
     model, layout = case.model, case.layout
     residual = model.hidden / (layout.tp if layout.sequence_parallel else 1)
     turned = model.rotary_dim * (model.heads + model.kv_heads) * split
-    norms = residual * (model.layer_norms + (2 if model.block == "sandwich" else 0))
+    norms: Number = residual * (model.layer_norms + (2 if model.block == "sandwich" else 0))
     if model.qk_norm:
         norms = norms + (model.heads + model.kv_heads) * model.head_dim * split
     return elementwise_layer_bytes(
