@@ -182,7 +182,7 @@ class Recorded:
 
     def value(self, size: ByteCount) -> int:
         """The bytes that a size is in the first recording."""
-        return round(terms(size).at(*self.points[0]))
+        return round(float(terms(size).at(*self.points[0])))
 
     @cached_property
     def growing(self) -> dict[int, ByteCount]:
