@@ -223,7 +223,7 @@ DESCRIBED: tuple[Rule, ...] = (
         "recomputed described model",
         "recompute",
         lambda case: case.layout.recompute == "none" or case.model.described.recomputes,
-        "Transformers cannot recompute its layers",
+        "Transformers cannot recompute its layers, or they leave tensors to each other that recomputing makes again",
         "Use recompute=none",
     ),
     _rule(

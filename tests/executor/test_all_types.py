@@ -52,7 +52,6 @@ FIELDS: dict[str, dict[str, Any]] = {
 REFUSED: dict[str, str] = {
     "blt": "num_hidden_layers is None",
     "dbrx": "do not foretell",
-    "deepseek_v4": "do not grow in number with the length",
     "gemma3n": "Transformers cannot build it: ImportError",
     "gemma4_assistant": "Transformers cannot build it",
     "gemma4_unified_assistant": "Transformers cannot build it",
@@ -77,7 +76,9 @@ def config_file(kind: str, architecture: str) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if key not in ("transformers_version", "dtype")}
 
 
-HYBRID = re.compile("bamba|hybrid|falcon_h1|kimi|mamba|minimax|nemotron_h|next|qwen3_5|qwen4|zamba|lstm|doge")
+HYBRID = re.compile(
+    "bamba|hybrid|deepseek_v4|falcon_h1|gemma3n|kimi|mamba|minimax|nemotron_h|next|qwen3_5|qwen4|rwkv|zamba|lstm|doge"
+)
 """Types that take minutes: they have loops over chunks, or many operations a layer."""
 REFUSED_SEEING = {"mllama": "takes part in the loss in some of its layers alone"}
 """The same of models that see."""

@@ -191,7 +191,7 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path
         norm_apart=norm_apart(whole),
         shared=shared_weights(whole),
         adapts=all(made.adapts for made in every),
-        recomputes=can_recompute(whole),
+        recomputes=can_recompute(whole) and not leaves_tensors(programs),
         padded=padded or first.padded,
         remote_code=folder is not None and kind not in CONFIG_MAPPING,
         unsplit=next((made.unsplit for made in every if made.unsplit), ""),
@@ -200,6 +200,18 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path
 
 def _names_by_unit(model: Any, spots: Mapping[str, int]) -> dict[str, dict[str, str]]:
     return names_of(model, layers_of(model)[0], spots)
+
+
+def leaves_tensors(programs: Mapping[str, Mapping[str, Program]]) -> bool:
+    """Whether layers read what others left until the end of the forward, such as keys and values. A layer that runs
+    again leaves new ones, with the graph behind them and all that it holds."""
+    read = {place for found in programs.values() for one in found.values() for place in one.outside}
+    return any(_stored(one, place) in one.held for unit, place in read for one in programs[unit].values())
+
+
+def _stored(program: Program, place: int) -> int:
+    """The storage of a place in the graph that a unit made."""
+    return [where for step in program.steps for where, _ in step.gives][place - 1]
 
 
 def _runs(model: Any) -> bool:

@@ -107,16 +107,18 @@ class UnitProgram:
 
     @cached_property
     def shared(self) -> dict[int, int]:
-        """Storages that the embedding's unit leaves to all layers, with their numbers; copies of linear modules'
-        weights that autocast keeps are the planner's own."""
+        """Storages that the embedding's unit leaves to all layers, with their numbers; copies of weights that autocast
+        keeps are the planner's own."""
         forward = self.recorded.halves[0]
         first = next(one for one in forward if one.kind == "enter")
         weights = self.base.weights
-        ours = (op for op in self._of(("embed", 0)) if not (op.name == "_to_copy" and op.inputs[0].storage in weights))
-        made = [one for op in ours for one in op.made if one != first.tensor.storage]
+        copies = [op for op in self._of(("embed", 0)) if op.inside and op.name == "_to_copy"]
+        own = {one for op in copies if op.inputs[0].storage in weights for one in op.made}
+        made = [one for op in self._of(("embed", 0)) for one in op.made if one != first.tensor.storage]
         gone = {storage for _, unit, storage in self.recorded.deaths if unit == ("embed", 0)}
         return {
-            one: -2 - place for place, one in enumerate(one for one in made if one not in gone and one not in weights)
+            one: -2 - place
+            for place, one in enumerate(one for one in made if not (one in gone or one in weights or one in own))
         }
 
     def _of(self, unit: UnitName) -> Iterator[Operation]:
@@ -359,9 +361,8 @@ class UnitProgram:
     ) -> tuple[tuple[BackwardStep, ...], int]:
         """What a node's backward does, and how much of it before autograd formats the gradients (0: all). Of a frozen
         recording the sizes are those of the same operation in the others, where one is as large."""
-        known = (
-            {} if like is None else {recorded.value(one.size): one.size for one in like.back if isinstance(one, Make)}
-        )
+        same = [] if like is None else [one.size for one in like.back if isinstance(one, Make)]
+        known = {recorded.value(one): one for one in same}
         events = recorded.backward_of[number]
         operations = [recorded.base.operations[one.what].name for one in events if one.kind == "op"]
         computes = max((place for place, name in enumerate(operations) if name not in FORMATS), default=-1)
