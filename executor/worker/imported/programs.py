@@ -38,6 +38,7 @@ from planner.spec.described import (
     OtherProduct,
     Program,
     Step,
+    Summed,
     WeightGradient,
 )
 
@@ -107,10 +108,16 @@ class UnitProgram:
         """The program."""
         steps: list[Step] = []
         pending, before = list(self.events), 0
+        given: tuple[int | None, ...] = ()
+        summed: list[Summed] = []
         while pending:
             event = pending.pop(0)
             if event.kind == "call":
                 before = len(steps)
+            elif event.kind == "experts":
+                given = tuple(self._place(one.place) for one in event.tensor)
+            elif event.kind == "summed" and len(given) == 2 and self.recorded.split.near is not None:
+                summed.append(Summed(len(steps), *given, self._place(event.tensor.place)))
             elif event.kind == "linear" and self._plain(event):
                 end = next(i for i, one in enumerate(pending) if one.kind == "made")
                 inner, pending = pending[: end + 1], pending[end + 1 :]
@@ -133,6 +140,7 @@ class UnitProgram:
         return Program(
             steps=tuple(steps), output=output, shared=shared, returned=later[0], held=later[1], given=self._given(),
             moved=moved, moved_back=back, starts=starts, starts_back=starts_back, before=before,
+            summed=tuple(summed),
         )  # fmt: skip
 
     def _given(self) -> tuple[int, ...] | None:
