@@ -46,7 +46,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "starcoder2": MORE_HEADS,
     "smollm3": {"num_hidden_layers": 5, **MORE_HEADS},
     "llama4_text": {"num_hidden_layers": 5, "intermediate_size_mlp": 320, "num_local_experts": 4, "moe_layers": [1, 3]},
-    "glm4_moe": {"n_routed_experts": 8, "moe_intermediate_size": 64, "first_k_dense_replace": 1, "n_group": 1, **MORE_HEADS},
+    "glm4_moe": {
+        "n_routed_experts": 8, "moe_intermediate_size": 64, "first_k_dense_replace": 1, "n_group": 1, **MORE_HEADS,
+    },
     "mimo_v2_flash": {"n_routed_experts": 8, "moe_intermediate_size": 64},
     "apertus": {},
     "mamba2": {"num_heads": 8, "state_size": 16, "n_groups": 1, "chunk_size": 32},

@@ -69,7 +69,8 @@ def layout_of(ranks: tuple[int, int], recompute: str, **more: Any) -> Layout:
 def test_tensor_ranks_need_what_a_trace_needs_at_other_sizes(
     kind: str, ranks: tuple[int, int], precision: Precision, recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = described({"model_type": kind, **SIZES, **MIXTURES.get(kind, {})}, precision, monkeypatch)
+    raw = {"model_type": kind, **SIZES, **MIXTURES.get(kind, {})}
+    model = described(raw, precision, monkeypatch)
     plan = planned(model, TrainingJob(precision=precision, seq_len=1184), layout_of(ranks, recompute))
     report = traces.compared(plan, trace(plan, 0))
 
