@@ -147,6 +147,16 @@ class Loop(msgspec.Struct, frozen=True, kw_only=True):
     window: int = 1
 
 
+class Summed(msgspec.Struct, frozen=True, array_like=True):
+    """Experts whose results tensor ranks sum after the first `steps`: the places in the graph of their input, of the
+    weights of each token's experts and of their result (None: without a gradient)."""
+
+    steps: int
+    given: int | None
+    weights: int | None
+    made: int | None
+
+
 class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One unit's forward in one number format on one kind of device.
 
@@ -174,6 +184,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     starts_back: int | tuple[float, ...] = 0
     loop: Loop | None = None
     towers: int = -1
+    summed: tuple[Summed, ...] = ()
 
 
 def head_step(program: Program) -> int:

@@ -86,7 +86,7 @@ QUICK = [drawn.name for drawn in EVERY if drawn.architecture not in SLOW]
 OTHERS = [drawn.name for drawn in EVERY if drawn.architecture in SLOW]
 RESUMED = {
     "mamba2": ("zero2", "ddp"),
-    "glm4_moe": ("ddp", "fsdp2"),
+    "glm4_moe": ("tp2-fsdp2", "fsdp2"),
     "olmo2": ("zero3", "fsdp2"),
     "qwen3_next": ("fsdp2", "hsdp"),
     "cohere": ("tp2-fsdp2", "fsdp2"),

@@ -39,6 +39,7 @@ from planner.spec.described import (
     OtherProduct,
     Program,
     Step,
+    Summed,
     WeightGradient,
 )
 
@@ -128,12 +129,18 @@ class UnitProgram:
         """The program."""
         steps: list[Step] = []
         pending, before, towers = list(self.events), 0, -1
+        given: tuple[int | None, ...] = ()
+        summed: list[Summed] = []
         while pending:
             event = pending.pop(0)
             if event.kind == "op" and towers < 0 and self._reads_images(event.what):
                 towers = len(steps)
             if event.kind == "call":
                 before = len(steps)
+            elif event.kind == "experts":
+                given = tuple(self._place(one.place) for one in event.tensor)
+            elif event.kind == "summed" and len(given) == 2 and self.recorded.split.near is not None:
+                summed.append(Summed(len(steps), *given, self._place(event.tensor.place)))
             elif event.kind == "linear" and self._plain(event):
                 end = next(i for i, one in enumerate(pending) if one.kind == "made")
                 inner, pending = pending[: end + 1], pending[end + 1 :]
@@ -162,6 +169,7 @@ class UnitProgram:
             steps=tuple(steps), output=output, shared=shared, returned=returned,
             held=tuple(one for one in held if one not in copies), given=self._given(),
             moved=moved, moved_back=back, starts=starts, starts_back=starts_back, before=before, towers=towers,
+            summed=tuple(summed),
         )  # fmt: skip
 
     def _of_weight(self, node: AutogradStep | None) -> bool:

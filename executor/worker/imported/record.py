@@ -69,8 +69,9 @@ class AutogradNode:
 @dataclass(slots=True)
 class Happening:
     """What happened: "op" (its index), "free" (a storage), "enter" and "leave" (a layer, with what it was given or
-    gave), "linear" and "made" (a linear module begins and ends), "begin" and "end" (a node's backward, with its
-    gradients' storages)."""
+    gave), "linear" and "made" (a linear module begins and ends), "experts" (their module begins, with its input and
+    its weights of each token's experts) and "summed" (it ends, with its result), "begin" and "end" (a node's backward,
+    with its gradients' storages)."""
 
     kind: str
     what: Any
@@ -176,6 +177,11 @@ class NotDescribed(Exception):
 def is_linear(module: nn.Module) -> bool:
     """Whether a module is a plain linear one, of torch or of GPT-2's code."""
     return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
+
+
+def has_experts(module: nn.Module) -> bool:
+    """Whether a module has the matrices of all experts in one weight."""
+    return hasattr(module, "num_experts") and any(one.ndim == 3 for one in module.parameters(recurse=False))
 
 
 def named(unit: UnitName) -> str:
@@ -300,7 +306,19 @@ def _watched(model: nn.Module, recorder: ModelRecorder) -> list[Any]:
             ),
             layer.register_forward_hook(lambda _, __, result, index=index: leave(index, result)),
         ]
+
+    def experts(name: str, args: Any) -> None:
+        if len(args) > 2:
+            recorder.note("experts", name, (recorder.see(args[0]), recorder.see(args[2])))
+
     for name, module in model.named_modules():
+        if has_experts(module):
+            handles += [
+                module.register_forward_pre_hook(lambda _, args, name=name: experts(name, args)),
+                module.register_forward_hook(
+                    lambda _, __, result, name=name: recorder.note("summed", name, recorder.see(result))
+                ),
+            ]
         if is_linear(module):
             handles += [
                 module.register_forward_pre_hook(lambda _, args, name=name: begin(name, args[0])),

@@ -28,12 +28,17 @@ STYLES = {
     "colwise_gather_output": (0, True),
     "rowwise_split_input": (1, True),
     "embedding_rowwise": (0, True),
+    "packed_colwise": (0, False),
+    "moe_tp_experts": (None, False),
     "replicated_with_grad_allreduce": (None, False),
 }
 """Styles of Transformers' tensor plans: the dimension that they split, and whether the whole tensor is on both sides
 (transformers 5.23, distributed/tensor_parallel.py)."""
 SUMMED = "replicated_with_grad_allreduce"
 """The style of a weight that every rank has, and whose gradient is summed over them."""
+GROUPED = "_grouped_mm"
+PACKED, EXPERTS = "packed_colwise", "moe_tp_experts"
+"""The styles of two matrices in one, and of the module of experts, which sums what these give."""
 HEADS = ("num_attention_heads", "num_key_value_heads")
 """Keys of a configuration for the numbers of heads."""
 TOWERS = "no tensor ranks are trained beside its towers"
@@ -55,8 +60,8 @@ def ways_of(model: Any) -> dict[str, tuple[int, bool]]:
     found: dict[str, tuple[int, bool]] = {}
     for name, weight in model.named_parameters():
         dim, gathers = STYLES.get(styles.get(name, ""), (None, False))
-        if dim is not None and (weight.ndim == 2 or dim == 0):  # each rank has the whole of a bias after the sum
-            found[name] = dim, gathers
+        if dim is not None and (weight.ndim > 1 or dim == 0):  # each rank has the whole of a bias after the sum
+            found[name] = dim + max(0, weight.ndim - 2), gathers
     return found
 
 
@@ -70,8 +75,10 @@ def _check_plan(model: Any, ways: Mapping[str, tuple[int, bool]]) -> None:
         raise NotDescribed(f"the style {other} of its tensor plan is not modelled")
     modules = dict(model.named_modules())
     for name in ways:
-        module = modules[name.rpartition(".")[0]]
-        if not (type(module) is nn.Linear or isinstance(module, nn.Embedding)):
+        path = name.rpartition(".")[0]
+        experts = styles.get(path) == EXPERTS and modules[path]._parameters[name.rpartition(".")[2]].ndim == 3
+        plain = type(modules[path]) is nn.Linear and styles[name] != PACKED
+        if not (plain or experts or isinstance(modules[path], nn.Embedding)):
             raise NotDescribed(f"{name} is no linear module's, and its tensor plan splits it")
 
 
@@ -179,7 +186,7 @@ def _check_gradients(beside: RankRecording, styles: Mapping[str, str]) -> None:
     gradient is a part too, and no style of the plan sums that."""
     summed = {storage for storage, name in beside.run.weights.items() if styles.get(name) == SUMMED}
     for here, whole in zip(beside.run.operations, beside.whole.operations, strict=True):
-        if here.unit[0] == "backward" or here.inside:
+        if here.unit[0] == "backward" or here.inside or here.name == GROUPED:  # hooks sum these gradients
             continue
         if here.inputs and all(one.storage in summed for one in here.inputs):
             summed.update(here.made)
