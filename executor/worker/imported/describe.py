@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from executor.worker.imported.lengths import DYNAMIC, UNIT, RecordedLengths, lengths_of, recordings
-from executor.worker.imported.programs import Products
+from executor.worker.imported.operations import Products
 from executor.worker.imported.record import (
     CodeFails,
     NotDescribed,

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from executor.worker.imported.lengths import RecordedLengths, recordings
+from executor.worker.imported.operations import ATTENTION, PRODUCTS, Products, bytes_of, columns
 from executor.worker.imported.pictures import Pictures, pictures_of, tensors_of
-from executor.worker.imported.programs import ATTENTION, PRODUCTS, Products, bytes_of, columns
 from executor.worker.imported.record import (
     CodeFails,
     ModelRecorder,
