@@ -8,8 +8,6 @@ here: layers of other families (described.py), or linear modules (work.py).
 
 from __future__ import annotations
 
-import msgspec
-
 from planner.basics.arith import Number, ceil_div, where
 from planner.basics.formula import formula
 from planner.figures.beside import BACKWARD_OPERATIONS, Beside, element_bytes_of
@@ -24,10 +22,6 @@ NORM_BYTES = {"eager-fp32": (24, 4), "native": (8, 4), "fused": (4, 2)}
 """(fixed, times the element) bytes a norm moves for each element: eager code casts, squares and scales in fp32."""
 ROTARY_ACCESSES = {"eager": 10, "joined": 12, "fused": 4}
 GATE_ACCESSES = {"eager": 5, "fused": 3}
-"""Elements that a gated activation reads and writes for each that it makes."""
-PLAIN = {"gelu_new": (18, 8), "gelu_pytorch_tanh": (20, 9)}
-"""The same of an activation without a gate that is written in Python, as GPT-2's and BLOOM's are, and its operations;
-PyTorch's own read and write once."""
 
 NORM_OPERATIONS = {"eager-fp32": 8, "native": 1, "fused": 1}
 ROTARY_OPERATIONS = {"eager": 10, "joined": 12, "fused": 2}
@@ -86,12 +80,12 @@ def elementwise_layer_bytes(
     """Memory traffic of one layer's forward beside its matrix products; backward moves about twice as much.
 
     Widths are elements a token on this rank: all `norms` together, what rotary positions turn, what the MLP's
-    activation reads and writes (`gated`), and the residual stream.
+    activation makes, and the residual stream.
     """
     fixed, times = NORM_BYTES.get(kernels.norm, NORM_BYTES["fused"])
     moved = norms * (fixed + times * element_bytes)
     moved = moved + ROTARY_ACCESSES.get(kernels.rotary, 4) * element_bytes * turned
-    moved = moved + element_bytes * gated
+    moved = moved + GATE_ACCESSES.get(kernels.mlp, 3) * element_bytes * gated
     return tokens * (moved + 6 * element_bytes * residual)
 
 
@@ -99,13 +93,13 @@ def _layer_operations(case: Case) -> int:
     """Operations of one layer's forward beside its linear modules; views start nothing and are not counted."""
     parts, model = case.parts, case.model
     norms = model.layer_norms + (2 if model.block == "sandwich" else 0) + (2 if model.qk_norm else 0)
-    each = NORM_OPERATIONS.get(_norm_code(case), 1)
+    each = NORM_OPERATIONS.get(parts.norm, 1)
     each -= 2 if each > 1 and case.job.precision == "fp32" else 0  # no casts to fp32 and back
     return (
         norms * each
         + (ROTARY_OPERATIONS.get(parts.rotary, 2) if model.rotary_dim else 0)
         + CORE_OPERATIONS.get(scores_code(case) or parts.attention, 1)
-        + _activation(case)[1]
+        + GATE_OPERATIONS.get(parts.mlp, 2)
         + RESIDUAL_OPERATIONS
         + (LATENT_OPERATIONS.get(model.family, 0) if parts.holds_inputs else 0)
     )
@@ -116,20 +110,6 @@ def _expert_operations(case: Case, moe: Moe) -> Number:
     return routed + bias_operations(case, moe) + loop_operations(case)
 
 
-def _norm_code(case: Case) -> str:
-    """The code of a layer's norms: a LayerNorm of Transformers' modules is PyTorch's own."""
-    native = case.model.norm == "layernorm" and case.parts.norm == "eager-fp32"
-    return "native" if native else case.parts.norm
-
-
-def _activation(case: Case) -> tuple[int, int]:
-    """Accesses for each element that an MLP's activation makes, and its operations."""
-    code = case.parts.mlp
-    if code == "eager" and not case.model.gated:
-        return PLAIN.get(case.model.activation, (2, 1))
-    return GATE_ACCESSES.get(code, 3), GATE_OPERATIONS.get(code, 2)
-
-
 def _elementwise_bytes(case: Case, unit: str, split: Number) -> Number:
     model, layout = case.model, case.layout
     residual: Number = model.hidden / (layout.tp if layout.sequence_parallel else 1)
@@ -138,12 +118,12 @@ def _elementwise_bytes(case: Case, unit: str, split: Number) -> Number:
     if model.qk_norm:
         norms = norms + (model.heads + model.kv_heads) * model.head_dim * split
     return elementwise_layer_bytes(
-        msgspec.structs.replace(case.parts, norm=_norm_code(case)),
+        case.parts,
         case.tokens,
         element_bytes_of(case),
         norms,
         turned,
-        (model.ffn if unit == "dense" else model.active_ffn) / layout.tp * _activation(case)[0],
+        (model.ffn if unit == "dense" else model.active_ffn) / layout.tp,
         residual,
     )
 
