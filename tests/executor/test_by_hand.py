@@ -48,9 +48,9 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 PRECISIONS: tuple[Precision, ...] = ("bf16", "pure-bf16")
 VARIANTS = ("mixed", "pure")
 EVERY = list(product(SMALL, PRECISIONS))
-IN_CI = Random(31).sample(EVERY, 3)
+IN_CI = Random(31).sample(EVERY, 2)
 TRACED = list(product(SMALL, PRECISIONS, ("none", "full")))
-TRACED_IN_CI = Random(32).sample(TRACED, 2)
+TRACED_IN_CI = Random(32).sample(TRACED, 1)
 
 
 @lru_cache(maxsize=len(SMALL))

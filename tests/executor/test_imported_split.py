@@ -47,7 +47,7 @@ EVERY = [
     for one in product((*IMPORTED, *MIXTURES), RANKS, PRECISIONS, ("none", "full"))
     if one[1][1] == 1 or one[2] == "pure-bf16"  # FSDP2's mixed precision also casts what layers are given
 ]
-IN_CI = Random(31).sample(EVERY, 2)
+IN_CI = Random(31).sample(EVERY, 1)
 
 
 def described(raw: dict[str, Any], precision: Precision, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
@@ -81,7 +81,7 @@ def test_tensor_ranks_need_what_a_trace_needs_at_other_sizes(
 
 
 BY_HAND = [*product(("llama", "mistral", "qwen2", "qwen3"), ((2, 1), (4, 1), (4, 2)), PRECISIONS, ("none", "full"))]
-BY_HAND_IN_CI = Random(31).sample(BY_HAND, 2)
+BY_HAND_IN_CI = Random(31).sample(BY_HAND, 1)
 POSITION_BYTES = 8
 """Of the positions' indices, which a checkpoint of a layer keeps beside its cosines; by hand they are left out."""
 
@@ -117,7 +117,12 @@ UNSPLIT: dict[str, tuple[dict[str, Any], str]] = {
 """Types that no tensor ranks are described of, with what differs from `SIZES`, and why."""
 
 
-@pytest.mark.parametrize("kind", UNSPLIT)
+UNSPLIT_IN_CI = Random(31).sample(sorted(UNSPLIT), 1)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(one, marks=() if one in UNSPLIT_IN_CI else pytest.mark.long) for one in UNSPLIT]
+)
 def test_a_model_that_ranks_cannot_split_says_why_and_is_planned_whole(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
