@@ -200,6 +200,7 @@ TRAINER: tuple[Rule, ...] = (
         lambda job: job.base_quantization is not None and job.base_quantization.base != "nf4",
         "bases are packed into nf4",
     ),
+    _of_job("image_tokens", lambda job: job.image_tokens > 0, "the trainer has no data of images, and trains on text"),
     _of_job("step_in_backward", lambda job: job.optimizer.in_backward, "weights are stepped after backward"),
     _of_job("paged_states", lambda job: job.optimizer.paged, "states stay on the devices"),
     _planned_alone(

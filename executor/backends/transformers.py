@@ -19,7 +19,7 @@ from planner.spec.plan import Plan
 CONFIG = "config/distributed.json"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose tensor parallel plan in Transformers is the one that the planner knows, each trained against one
-process."""
+process. Of imported models the plan is part of the description (planner/parallelism/described_rules.py)."""
 EXPERTS_APART = ("mixtral", "qwen3_moe")
 """Families whose experts were trained over ranks (`ep_size`), each against one process."""
 
@@ -34,7 +34,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="family of another tensor plan",
         field="tp",
-        holds=lambda case: (case.layout.tp == 1) | (case.model.family in FAMILIES and case.model.moe is None),
+        holds=lambda case: (
+            (case.layout.tp == 1)
+            | (case.model.described is not None)
+            | (case.model.family in FAMILIES and case.model.moe is None)
+        ),
         sentence=lambda case: (
             f"Transformers' tensor parallelism supports {one_of(FAMILIES)}, and {case.model.name} is a "
             f"{case.model.family}" + (" with experts" if case.model.moe else "")

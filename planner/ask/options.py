@@ -27,6 +27,7 @@ from planner.spec.lengths import by_data
 from planner.spec.model_rules import check_model
 from planner.spec.options import ALL_LINEAR, OPTIONS, of_part
 from planner.spec.presets import Folders
+from planner.spec.seeing import check_images
 
 DEFAULT_SEQ_LEN = int(OPTIONS["seq_len"].default)
 
@@ -217,6 +218,7 @@ def _job(given: Given, model: ModelSpec) -> TrainingJob:
         recipe=_recipe(given),
         **fields("job", given),
     )
+    check_images(model, job.image_tokens, seq_len)
     return tuned(job, fields("optimizer", given))
 
 

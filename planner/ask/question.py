@@ -199,9 +199,16 @@ def _towers(question: Question) -> tuple[str, ...]:
     held = sum(weight.elements for weight in unit_weights(question.model).get(TOWER, ()))
     if not held:
         return ()
+    described, images = question.model.described, question.job.image_tokens
+    if images and described is not None and (towers := described.seeing) is not None:
+        size = f"images of {towers.per_image} tokens" if towers.per_image else "one image"
+        return (
+            f"{images} tokens of each sequence are images', {images * towers.patches} patches of the tower ({size}). "
+            f"The tower and its projector, {held:,} parameters, stay frozen, and the trainer here has no images yet",
+        )
     return (
         f"{question.model.name} has {held:,} parameters outside its text model (vision tower, projector). The plan "
-        "trains on text: they take memory and stay frozen, and images are not counted",
+        "trains on text: they take memory and stay frozen, and images are counted with --image-tokens alone",
     )
 
 

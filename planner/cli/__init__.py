@@ -123,7 +123,9 @@ FROM_OPTION = option(
     "--from",
     "from_file",
     metavar="FILE",
-    help="Read options from an Accelerate, DeepSpeed, torchtitan, Axolotl or LLaMA-Factory file.",
+    multiple=True,
+    help="Read options from an Accelerate, DeepSpeed, torchtitan, Axolotl, LLaMA-Factory or TRL file, or from a "
+    "command line in quotes. Repeatable: a launcher's file and a recipe.",
 )
 JSON_OPTION = option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
 ANY_RUNTIME_OPTION = option(
@@ -157,7 +159,7 @@ def planner() -> None:
 @planner.command(cls=QuestionCommand, example="planner estimate --model 7b --gpus 32")
 @with_options(*OUTPUT_OPTIONS, SAVE_OPTION, FROM_OPTION, WHY_OPTION, JSON_OPTION)
 def estimate(
-    output: str | None, save: str | None, force: bool, from_file: str | None, why: bool, as_json: bool,
+    output: str | None, save: str | None, force: bool, from_file: tuple[str, ...], why: bool, as_json: bool,
     **given: Any,
 ) -> int:  # fmt: skip
     """Each strategy at its best layout, or the layout given."""
@@ -165,8 +167,8 @@ def estimate(
     from planner.decide import estimate_json, strategies
     from planner.views.verdict import answer_text
 
-    may_write_each(force, (from_file,), output=output, save=save)
-    if from_file is not None:
+    may_write_each(force, from_file, output=output, save=save)
+    if from_file:
         return _estimate_from(from_file, given, output, save, why=why, as_json=as_json)
     question = options.question(given)
     with searching() as waiting:
@@ -176,9 +178,9 @@ def estimate(
 
 
 def _estimate_from(
-    path: str, given: dict[str, Any], output: str | None, save: str | None, *, why: bool, as_json: bool
+    paths: tuple[str, ...], given: dict[str, Any], output: str | None, save: str | None, *, why: bool, as_json: bool
 ) -> int:  # fmt: skip
-    """The file's options under the command line's; what was made of it goes to stderr, and into the JSON."""
+    """The files' options under the command line's; what was made of it goes to stderr, and into the JSON."""
     import msgspec
 
     from planner.ask import fromfile, options
@@ -186,7 +188,7 @@ def _estimate_from(
     from planner.decide import estimate_json, strategies
     from planner.views.verdict import answer_text
 
-    read = merge.merged(fromfile.read(path), given)
+    read = merge.merged(fromfile.read(*paths), given)
     # A file of another's launcher is asked about; launching is asked where something is launched.
     question = msgspec.structs.replace(options.question(read.given), launching=False, uncounted=merge.uncounted(read))
     with searching() as waiting:

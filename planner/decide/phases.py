@@ -29,6 +29,7 @@ from planner.figures.memory import (
 from planner.inventory import TERMS as WALK_TERMS
 from planner.inventory import Moment, Size, is_layer, walk
 from planner.parallelism.case import Case
+from planner.spec.described import TOWER
 
 SCHEMA = "explain-phase/1"
 
@@ -191,7 +192,7 @@ def _walked_parts(case: Case, phase: str, moment: Moment) -> Iterator[Part]:
 
 def _finished(case: Case, moment: Moment, unit: str) -> float:
     """Layers of a kind whose forward is over and whose backward has not begun."""
-    if moment.unit == "embed":
+    if moment.unit in ("embed", TOWER):
         return 0.0
     done = case.kind_by_layer[: moment.layer] if is_layer(moment.unit) else case.kind_by_layer
     return float(done.count(unit))

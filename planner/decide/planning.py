@@ -17,6 +17,7 @@ from planner.parallelism.case import Case
 from planner.spec.calibration import Calibration
 from planner.spec.lengths import in_steps
 from planner.spec.plan import Plan, Prediction, StagePrediction
+from planner.spec.seeing import without_images
 
 
 def make_plan(case: Case, known: Calibration) -> Plan:
@@ -37,7 +38,7 @@ def probed_here(case: Case, known: Calibration) -> bool:
 def _plan(one: Estimate | WhatIf, *, probed: bool) -> Plan:
     case, job = one.case, one.case.job
     return Plan(
-        model=case.model,
+        model=without_images(case.model),
         cluster=case.cluster,
         job=msgspec.structs.replace(job, recipe=in_steps(job.recipe, case.layout.global_batch_size)),
         layout=case.layout,

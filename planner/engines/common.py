@@ -11,6 +11,7 @@ from typing import Any
 from planner.basics.arith import Number, ceil_div, is_column, maximum, minimum, where
 from planner.basics.quantities import BYTES
 from planner.engines import engine_of
+from planner.engines.described_calls import embedding_calls, head_calls, layer_calls
 from planner.inventory import Compute, Weight, devices, ends, is_layer, narrow, optimizers, unit_weights
 from planner.inventory.attention import has_scores
 from planner.inventory.narrow import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
@@ -73,7 +74,8 @@ def parallel_compute(case: Case) -> dict[str, Any]:
     """The arguments of Compute that every engine takes from the layout and the runtime alike."""
     layout, parts, on_cpu = case.layout, case.parts, case.cluster.gpu.kind == "cpu"
     scores, micro = has_scores(case.model, parts, on_cpu=on_cpu), layout.micro_batch_size
-    by_length = scores or (case.model.described is not None and case.model.described.has_loops)
+    slides = case.model.described is None and case.model.sliding_window is not None
+    by_length = scores or slides or (case.model.described is not None and case.model.described.has_loops)
     return {
         "on_cpu": on_cpu,
         "fuses_conversion": devices.fuses_conversion(case.job.precision, on_cpu=on_cpu),
@@ -312,6 +314,8 @@ def residual_bytes(case: Case) -> Number:
 
 
 def _tensor_calls(case: Case, sums_each_input: bool, input_ratio: Number, stops_early: bool) -> list[Call]:
+    if case.model.described is not None:
+        return _described_calls(case, input_ratio)
     layout, parts, payload = case.layout, case.parts, residual_bytes(case)
     wide, sequence = payload * input_ratio, layout.sequence_parallel
     gathers_narrow = case.job.narrows and layout.facts.gathers_narrow
@@ -347,6 +351,18 @@ def _tensor_calls(case: Case, sums_each_input: bool, input_ratio: Number, stops_
     elif case.here.last and sequence:
         calls += _calls(case, "tail", [ideal_call("all_gather", "tp", "forward", payload)])
     return calls
+
+
+def _described_calls(case: Case, input_ratio: Number) -> list[Call]:
+    compute = engine_of(case.layout.engine).compute(case)
+    wide = compute.element_bytes * input_ratio
+    calls: list[Call] = []
+    for unit, layers in _layers(case):
+        found = layer_calls(case, compute, unit, wide)
+        calls += [one.repeated(unit, layers * case.layout.grad_accum) for one in found]
+    if case.here.first:
+        calls += _calls(case, "embed", embedding_calls(case, wide))
+    return calls + (_calls(case, "tail", head_calls(case, compute, wide)) if case.here.last else [])
 
 
 def _split_pairs(case: Case) -> Number:

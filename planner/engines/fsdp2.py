@@ -35,13 +35,13 @@ from planner.engines.deepspeed_stage3 import runs_layers_again
 from planner.inventory import Compute, Moment, Weight, is_layer
 from planner.inventory.narrow import CODE_BYTES
 from planner.inventory.optimizers import BITSANDBYTES_8BIT, NEWTON_SCHULZ_STEPS
-from planner.inventory.units import by_layer, layer_runs
+from planner.inventory.units import by_layer, layer_runs, tower_modules
 from planner.parallelism import zero
 from planner.parallelism.case import Case, once, once_a_unit
 from planner.parallelism.collectives import ideal_call
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import COMMON, JOB, reads_only, splits_only
-from planner.spec.described import TOWER
+from planner.spec.described import BETWEEN, TOWER
 
 
 class UnitSizes(msgspec.Struct, frozen=True):
@@ -64,13 +64,15 @@ class UnitSizes(msgspec.Struct, frozen=True):
     def before(self, moment: Moment) -> str:
         """The unit that runs just before this one in forward, and after it in backward."""
         if is_layer(moment.unit):
-            return self.kinds[moment.layer - 1] if moment.layer > 0 else "embed"
+            before = [kind for kind in self.kinds[: moment.layer] if kind != BETWEEN]
+            return before[-1] if before else "embed"
         return self.last
 
     def after(self, moment: Moment) -> str:
         """The unit that runs just after this one in forward, and before it in backward."""
         if is_layer(moment.unit):
-            return self.kinds[moment.layer + 1] if moment.layer < self.layers - 1 else "tail"
+            after = (kind for kind in self.kinds[moment.layer + 1 :] if kind != BETWEEN)
+            return next(after, "tail")
         return self.kinds[0]
 
     def up_to(self, layer: int) -> Number:
@@ -108,6 +110,8 @@ def resharded(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
 def table_in_root(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     """With tied embeddings the tail holds the table: gathered from the first lookup to the end of backward."""
     tail = units.gathered["tail"]
+    if moment.unit == TOWER:
+        return tail + units.gathered[TOWER], units.gathered[TOWER]
     if moment.unit == "embed":
         return tail, tail if moment.phase == "forward" else units.scattered[units.after(moment)]
     in_layer = is_layer(moment.unit)
@@ -307,6 +311,30 @@ def _by_axis(case: Case) -> Iterator[tuple[str, str, list[Weight]]]:
             yield unit, axis, weights
 
 
+def _towers(case: Case) -> list[Number]:
+    """Bytes of the gathered weights of each module of the towers that runs."""
+    if not case.job.image_tokens:
+        return []
+    return [
+        zero.whole_bytes(
+            sum(padded(one, case.shards(one)) for one in weights) + 0.0, gathered_bytes_of(case, weights[0])
+        )
+        for weights in tower_modules(case.model, case.units().get(TOWER, ()))
+    ]
+
+
+def _tower_calls(case: Case, rounds: Number) -> list[Call]:
+    """Frozen towers are gathered for their forward. Nothing reduces them, and backward gathers the last one ahead of
+    time, as the unit before the first layer, and does not run it."""
+    if not (towers := _towers(case)):
+        return []
+    axis = case.shard_axis(case.units()[TOWER][0])
+    return [
+        _call(case, "all_gather", axis, TOWER, phase, rounds * len(sizes), rounds * sum(sizes))
+        for phase, sizes in (("forward", towers), ("backward", towers[-1:]))
+    ]
+
+
 def _skipped(case: Case, unit: str) -> int:
     """How many of a unit backward does not reach: those before the first layer with adapters, where a model has layers
     without. The last of them is gathered all the same, ahead of time."""
@@ -402,8 +430,11 @@ class Fsdp2(Engine):
 
     def units(self, case: Case) -> UnitSizes:
         """The units in order, each with the bytes of its gathered weights and of its whole gradient."""
+        whole = {unit: gathered(case, unit) for unit in case.units()}
+        if towers := _towers(case):  # one after the other
+            whole[TOWER] = max(towers)
         return UnitSizes(
-            {unit: gathered(case, unit) for unit in case.units()},
+            whole,
             {unit: self.gradient(case, unit) for unit in case.units()},
             case.kind_by_layer,
         )
@@ -512,7 +543,7 @@ class Fsdp2(Engine):
             if replicated:
                 shards = grads / case.shards(trained[0])
                 calls.append(_call(case, "all_reduce", "dp_replicate", unit, "backward", count, shards * reductions))
-        return calls + _muon_calls(case)
+        return calls + _tower_calls(case, rounds) + _muon_calls(case)
 
     def ideal(self, case: Case) -> list[Call]:
         """ZeRO-3's own, on unpadded sizes, and the all-reduce over replicas."""

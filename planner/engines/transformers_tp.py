@@ -79,7 +79,8 @@ def _sharded(case: Case) -> bool:
 def _slice(case: Case) -> Number:
     """Elements of this rank's slice of the embedding's gradient, where each rank has the whole one."""
     table = next((weight for weight in case.units()["embed"] if weight.trainable), None)
-    return 0.0 if table is None or not case.runtime.parts.vocab_parallel else table.elements
+    split = table is not None and table.split is not None and case.runtime.parts.vocab_parallel
+    return table.elements if table is not None and split else 0.0
 
 
 def _sliced_away(case: Case) -> Number:

@@ -13,7 +13,7 @@ from planner.basics.formula import formula
 from planner.figures.beside import BACKWARD_OPERATIONS, Beside, element_bytes_of
 from planner.figures.expertloop import loop_bytes, loop_operations
 from planner.figures.flops import attention_flops
-from planner.figures.unitkernels import SCORES, attention_kernels
+from planner.figures.unitkernels import SCORES, attention_kernels, scores_code
 from planner.parallelism.case import Case
 from planner.parallelism.expert import sent_once, tokens_once
 from planner.spec import Kernels, Moe
@@ -28,6 +28,10 @@ ROTARY_OPERATIONS = {"eager": 10, "joined": 12, "fused": 2}
 GATE_OPERATIONS = {"eager": 2, "fused": 1, "fused-recomputed": 1}
 CORE_OPERATIONS = dict.fromkeys(SCORES, 8)
 RESIDUAL_OPERATIONS = 2
+ROUTED_OPERATIONS, BIASED_OPERATIONS = 18, 10
+"""Of Transformers' mixtures of experts: the router, rows sorted by expert and put back; gpt-oss's biases and clamps."""
+LATENT_OPERATIONS = {"deepseek_v2": 9, "deepseek_v3": 31}
+"""Of latent attention beside those of others, and of V3's groups of experts."""
 
 
 def beside_by_hand(case: Case, unit: str) -> Beside:
@@ -36,14 +40,17 @@ def beside_by_hand(case: Case, unit: str) -> Beside:
     split = ceil_div(model.heads, layout.tp) / model.heads
     width = (model.qk_width + model.v_width) * split
     attention = attention_flops(tokens, model.attended(case.job.attention_span), width, 1)
-    # Kernels under a mask compute the whole square, of which a causal one needs half.
-    square = attention_flops(tokens, 2 * case.job.seq_len, width, 1) if case.masks_documents else attention
+    # Kernels under a mask, and products that make scores, compute the whole square, of which a causal one needs half.
+    square = attention
+    if case.masks_documents or scores_code(case):
+        span = case.job.seq_len if case.masks_documents else case.job.attention_span
+        square = attention_flops(tokens, 2 * span, width, 1)
     element, attended = element_bytes_of(case), attention_kernels(case, split)
     moe = model.moe if any(weight.expert for weight in case.units()[unit]) else None
     routed, returned = routed_bytes(case, moe, element) if moe else (0.0, 0.0)
     elementwise = _elementwise_bytes(case, unit, split)
     indexed, sliced = loop_bytes(case, unit, model.hidden * element)
-    operations = _layer_operations(case) + (bias_operations(case, moe) + loop_operations(case) if moe else 0)
+    operations = _layer_operations(case) + (_expert_operations(case, moe) if moe else 0)
     return Beside(
         attention_flops=attention,
         masked_flops=square - attention,
@@ -85,23 +92,31 @@ def elementwise_layer_bytes(
 def _layer_operations(case: Case) -> int:
     """Operations of one layer's forward beside its linear modules; views start nothing and are not counted."""
     parts, model = case.parts, case.model
-    norms = model.layer_norms + (2 if model.block == "sandwich" else 0)
+    norms = model.layer_norms + (2 if model.block == "sandwich" else 0) + (2 if model.qk_norm else 0)
     each = NORM_OPERATIONS.get(parts.norm, 1)
     each -= 2 if each > 1 and case.job.precision == "fp32" else 0  # no casts to fp32 and back
     return (
         norms * each
         + (ROTARY_OPERATIONS.get(parts.rotary, 2) if model.rotary_dim else 0)
-        + CORE_OPERATIONS.get(parts.attention, 1)
+        + CORE_OPERATIONS.get(scores_code(case) or parts.attention, 1)
         + GATE_OPERATIONS.get(parts.mlp, 2)
         + RESIDUAL_OPERATIONS
+        + (LATENT_OPERATIONS.get(model.family, 0) if parts.holds_inputs else 0)
     )
+
+
+def _expert_operations(case: Case, moe: Moe) -> Number:
+    routed = ROUTED_OPERATIONS + BIASED_OPERATIONS * moe.bias if case.parts.holds_inputs else 0
+    return routed + bias_operations(case, moe) + loop_operations(case)
 
 
 def _elementwise_bytes(case: Case, unit: str, split: Number) -> Number:
     model, layout = case.model, case.layout
-    residual = model.hidden / (layout.tp if layout.sequence_parallel else 1)
+    residual: Number = model.hidden / (layout.tp if layout.sequence_parallel else 1)
     turned = model.rotary_dim * (model.heads + model.kv_heads) * split
-    norms = residual * (model.layer_norms + (2 if model.block == "sandwich" else 0))
+    norms: Number = residual * (model.layer_norms + (2 if model.block == "sandwich" else 0))
+    if model.qk_norm:
+        norms = norms + (model.heads + model.kv_heads) * model.head_dim * split
     return elementwise_layer_bytes(
         case.parts,
         case.tokens,

@@ -21,6 +21,7 @@ from planner.inventory.tape import ACTIVATIONS
 from planner.inventory.tensors import NOTHING, Size
 from planner.parallelism.case import Case
 from planner.parallelism.offload import Transfer, host_update_seconds, offload_seconds, offloaded_layers
+from planner.spec.described import TOWER
 
 
 def host_terms(case: Case, in_flight: float = 1.0) -> Held:
@@ -90,7 +91,7 @@ def on_device(case: Case, moment: Moment, walked: Walk, others: float) -> Moment
 
     In forward the layer that was finished last is still on its way; in backward the one that comes next is back.
     """
-    finished = 0 if moment.unit == "embed" else moment.layer if is_layer(moment.unit) else None
+    finished = 0 if moment.unit in ("embed", TOWER) else moment.layer if is_layer(moment.unit) else None
     away = _waiting(walked, case.kind_by_layer[:finished])
     away = away + _waiting(walked, case.kind_by_layer) * others
     place = WALK_TERMS.index(ACTIVATIONS)

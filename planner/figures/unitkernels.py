@@ -15,6 +15,7 @@ from planner.engines.common import packed
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import Attention, Grouped, KernelCall
 from planner.inventory import Weight
+from planner.inventory.attention import has_scores
 from planner.inventory.mlp import modules_of
 from planner.inventory.narrow import gptq_element_bytes, nf4_element_bytes
 from planner.inventory.packaged import is_part
@@ -93,6 +94,9 @@ def products_started(case: Case, weight: Weight) -> Number:
     return weight.shape[0] * each if weight.expert and case.layout.facts.starts_each_expert else each
 
 
+Products = tuple[Product, ...]
+
+
 class Attended(NamedTuple):
     """Attention of one layer: its kernels, forward and backward, and the bytes that go through memory beside them:
     scores, or what blocks of a ring add up to."""
@@ -113,16 +117,32 @@ def attention_kernels(case: Case, split: Number) -> Attended:
     heads, kv_heads = model.heads * split / layout.cp, ceil_div(model.kv_heads, layout.tp) / layout.cp
     widths = model.qk_width / model.heads, model.v_width / model.heads
     sequences = layout.micro_batch_size * (job.seq_len / span)
-    if case.parts.attention not in SCORES:
+    code = scores_code(case)
+    if code is None:
         longer, longer_back = attention_factors(case)
         forward = Attention(sequences, span, heads, kv_heads, *widths, False, share * longer)
         backward = forward._replace(backward=True, times=share * longer_back)
         return Attended((forward,), (backward,), *_ring_bytes(case, split))
     rows = sequences * heads * span
-    products = (Product(rows, span, widths[0]), Product(rows, widths[1], span))
+    forward_bytes, backward_bytes = SCORES[code]
+    return Attended(*scores_products(rows, span, *widths), forward_bytes * rows * span, backward_bytes * rows * span)
+
+
+def scores_code(case: Case) -> str | None:
+    """Which of SCORES a layer's attention is, of a family that is written by hand: what the runtime's kernels say, and
+    eager where Transformers' or PyTorch's code writes scores of this model out. None: no scores are in memory."""
+    if case.parts.attention in SCORES:
+        return case.parts.attention
+    on_cpu = case.cluster.gpu.kind == "cpu"
+    return "eager" if case.parts.holds_inputs and has_scores(case.model, case.parts, on_cpu=on_cpu) else None
+
+
+def scores_products(rows: Number, span: Number, width: Number, value_width: Number) -> tuple[Products, Products]:
+    """Products of attention whose scores are in memory, `rows` by `span` of them: scores and weighted values, forward;
+    and both gradients of each. No product skips what a mask hides."""
+    products = (Product(rows, span, width), Product(rows, value_width, span))
     back = tuple(turned for one in products for turned in (one._replace(n=one.k, k=one.n), one))
-    forward_bytes, backward_bytes = SCORES[case.parts.attention]
-    return Attended(products, back, forward_bytes * rows * span, backward_bytes * rows * span)
+    return products, back
 
 
 def attention_factors(case: Case) -> tuple[float, float]:

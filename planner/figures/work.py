@@ -16,7 +16,7 @@ from planner.engines import engine_of
 from planner.figures.accumulation import added_up_bytes
 from planner.figures.beside import BACKWARD_OPERATIONS, element_bytes_of
 from planner.figures.byhand import NORM_OPERATIONS, beside_by_hand
-from planner.figures.described import beside_described
+from planner.figures.described import beside_described, towers_beside
 from planner.figures.expertloop import loop_products
 from planner.figures.flops import backward_flops, matmul_flops, product_operands
 from planner.figures.kernels.step import KernelCall
@@ -33,7 +33,7 @@ from planner.inventory import Weight, ends, is_layer, second_products
 from planner.inventory.names import names_of
 from planner.parallelism.case import Case
 from planner.parallelism.recompute import recomputed_share, runs_again
-from planner.spec.described import TOWER
+from planner.spec.described import BETWEEN, TOWER
 
 IN_ONE_KERNEL = ("fused-linear", "linear-chunked", "recomputed")
 LOSS_BYTES = {"eager-fp32": 28, "shifted-fp32": 44, "native": 16, "megatron": 16} | {
@@ -200,7 +200,7 @@ def _products(case: Case, unit: str) -> _Products:
 
 def _layer_work(case: Case, unit: str) -> Work:
     """A layer: its linear modules, and what is beside them in its operations."""
-    if not case.units()[unit]:
+    if not case.units()[unit] and unit != BETWEEN:
         return Work()
     found, element = _products(case, unit), element_bytes_of(case)
     other = beside_described(case, unit) if case.model.described is not None else beside_by_hand(case, unit)
@@ -240,7 +240,7 @@ def _layer_work(case: Case, unit: str) -> Work:
         fixed_bytes=unpacked.moved_bytes,
         operations=plain.operations + adapts.operations + unpacked.operations + hooks.forward,
     )
-    products, attention, elementwise = _again(case, unit, found)
+    products, attention, elementwise = _again(case, unit, found) if unit != BETWEEN else (0.0, 0.0, 0.0)
     again = Load(
         product_flops=products * forward.product_flops,
         operands=products * forward.operands,
@@ -289,7 +289,17 @@ def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:
 
 def _end_work(case: Case, unit: str) -> Work:
     if unit == TOWER:
-        return Work()
+        seen = towers_beside(case)
+        return Work(
+            Load(
+                product_flops=seen.product_flops,
+                operands=seen.operands,
+                attention_flops=seen.attention_flops,
+                moved_bytes=seen.moved_bytes,
+                operations=seen.operations,
+                kernels=seen.products + seen.attention,
+            )
+        )
     parts, tokens, element = case.parts, case.tokens, element_bytes_of(case)
     if unit == "embed":
         looked_up = 2 * tokens * case.model.hidden * element

@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import partial
 
 from planner.inventory import fused, ops
-from planner.inventory.compute import Compute, ModelPass
+from planner.inventory.compute import HF, Compute, ModelPass
 from planner.inventory.devices import is_math
 from planner.inventory.names import names_of
-from planner.inventory.ops import add, cast, cloned, copied, dropout, joined, product_of, scaled, slices, split
+from planner.inventory.ops import add, cast, cloned, copied, dropout, joined, product_of, scaled, slices, softmax, split
 from planner.inventory.packaged import projection_of
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight, matrix, with_bias
@@ -44,6 +44,22 @@ def mask_count(model: ModelSpec, compute: Compute) -> int:
     return (2 if model.sliding_window else 1) if is_written_out(model, compute.kernels) else 0
 
 
+def builds_mask(model: ModelSpec, compute: Compute) -> bool:
+    """Whether layers share a mask of booleans, which PyTorch's attention makes numbers in each: Falcon's code always
+    builds one, Transformers' others where a sequence is longer than their window. Of packed documents it is numbers."""
+    kernels, window = compute.kernels, model.sliding_window
+    if compute.masked or is_written_out(model, kernels):
+        return False
+    beyond = window is not None and compute.seq_len > window and kernels.attention == "flash"
+    return model.family == "falcon" or (beyond and (kernels.holds_inputs or kernels == HF))
+
+
+def _sliding_share(model: ModelSpec, compute: Compute) -> float:
+    """Layers that have such a mask of all that stand for each other; one that runs again is one of them."""
+    every = model.full_attention_every
+    return 1.0 if compute.runs_layers_again or not every else 1 - model.layers // every / model.layers
+
+
 def masks_of(run: ModelPass) -> tuple[Tensor, ...]:
     """Those of the layer at hand that it keeps where it runs again: all, but that the first of layers that slide by
     turns, which backward reaches last, has no need of the others' mask."""
@@ -64,9 +80,9 @@ def written_out_attention(
     alibi, sinks = model.positions == "alibi", model.attention_sinks
     # BLOOM's are copies by now, and turned halves that are joined anew lie head by head, as those of one sequence do.
     q_rows = tape.hold(q) if sinks or alibi or compute.one_sequence else copied(tape, q)
-    width = compute.element_bytes * heads
-    scores = product_of(tape, q_rows, k, Size(per_pair=width))
-    tape.drop(q_rows)
+    columns = cast(tape, k, q.size.per_token / k.size.per_token)  # repeated as they came, in fp32 under autocast
+    scores = product_of(tape, q_rows, columns, Size(per_pair=compute.element_bytes * heads))
+    tape.drop(q_rows, columns)
     if not alibi:
         scores = tape.replaced(scores, scaled(tape, scores))
     if model.attention_soft_cap is not None:
@@ -81,7 +97,7 @@ def written_out_attention(
         tape.drop(unmasked)
     rows = _with_sinks(tape, scores, heads, score_bytes * heads) if sinks else tape.hold(scores)
     softmax_bytes = score_bytes if sinks else 4.0
-    wide = _softmax(
+    wide = softmax(
         tape, rows, softmax_bytes / score_bytes, converts=not compute.fuses_conversion, on_cpu=compute.on_cpu
     )
     own = slices(tape, wide, (1.0,))[0] if sinks else tape.hold(wide)
@@ -97,20 +113,6 @@ def written_out_attention(
     else:
         tape.drop(probabilities)
     return output
-
-
-def _softmax(tape: Tape, x: Tensor, ratio: float, *, converts: bool, on_cpu: bool) -> Tensor:
-    """softmax(x, dtype=...) `ratio` times as large as x: keeps its result, and a GPU's backward multiplies that by its
-    gradient in a tensor apart. Unless one kernel does both, x is converted before (devices.fuses_conversion)."""
-    source = cast(tape, x, ratio) if converts else tape.hold(x)
-    output = tape.new(x.size * ratio, needs_grad=x.needs_grad)
-
-    def backward(grad: Storage) -> None:
-        tape.grad_of(source)
-        if not on_cpu:
-            tape.release(tape.allocate(output.size))
-
-    return tape.replaced(source, tape.record(output, (output,), backward))
 
 
 def _with_sinks(tape: Tape, scores: Tensor, heads: int, width: float) -> Tensor:
@@ -163,7 +165,7 @@ def math_attention(
     scores = product_of(tape, q32, k32, Size(per_pair=4.0 * heads))
     tape.drop(q32, k32, columns)
     scores = tape.replaced(scores, cloned(tape, scores))  # the mask is added
-    weights = tape.replaced(scores, _softmax(tape, scores, 1.0, converts=False, on_cpu=on_cpu))
+    weights = tape.replaced(scores, softmax(tape, scores, 1.0, converts=False, on_cpu=on_cpu))
     weights = tape.replaced(weights, dropout(tape, weights, probability, 1.0))
     narrow = tape.new(weights.size * (1 / ratio)) if ratio != 1 else tape.hold(weights)
     v32 = repeated(tape, wide[2], groups)
@@ -293,8 +295,9 @@ def walk_attention(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> Ten
     for role in ("q_norm", "k_norm"):
         if role in weights:
             plain, heads = (q, model.heads) if role == "q_norm" else (k, model.kv_heads)
-            fp32 = model.block == "sandwich"
-            normal = compute.norm(tape, plain, weights[role], rows=compute.heads(heads), scales_in_fp32=fp32)
+            gemma = model.block == "sandwich"
+            rows = compute.heads(heads)
+            normal = compute.norm(tape, plain, weights[role], rows=rows, scales_in_fp32=gemma, from_one=gemma)
             tape.drop(plain)
             q, k = (normal, k) if role == "q_norm" else (q, normal)
     if model.positions == "rope" and compute.kernels.rotary == "fused":  # which leaves a part of the head alone itself
@@ -342,7 +345,8 @@ def _core(run: ModelPass, inputs: tuple[Tensor, ...]) -> Tensor:
     turned = model.positions == "rope" and kernels.rotary != "fused"
     wide = turned or (model.qk_norm and kernels.norm == "eager-fp32")
     ratio = compute.element_bytes / compute.weight_bytes if wide else 1.0
-    narrow = (ops.cast(tape, q, ratio), ops.cast(tape, k, ratio), tape.hold(v))
+    later = is_written_out(model, kernels)
+    narrow = (ops.cast(tape, q, ratio), tape.hold(k) if later else ops.cast(tape, k, ratio), tape.hold(v))
     attended = _attended(run, narrow)
     tape.drop(*narrow)
     return attended
@@ -356,9 +360,8 @@ def _attended(run: ModelPass, inputs: tuple[Tensor, ...]) -> Tensor:
     groups = model.heads // model.kv_heads
     if is_written_out(model, compute.kernels):
         return written_out_attention(tape, q, k, v, model, compute, heads, groups)
-    # Falcon always builds a mask, which the kernels want as numbers. One of packed documents is numbers already.
-    own = model.family == "falcon" and not compute.masked
-    mask = Size(per_pair=compute.element_bytes) if own else None
+    own = builds_mask(model, compute)
+    mask = Size(per_pair=compute.element_bytes * _sliding_share(model, compute)) if own else None
     if is_math(model, compute.kernels, on_cpu=compute.on_cpu):
         causal = NOTHING if own or compute.masked else Size(fixed=4.0 * compute.seq_len**2)
         return math_attention(
@@ -367,7 +370,7 @@ def _attended(run: ModelPass, inputs: tuple[Tensor, ...]) -> Tensor:
             on_cpu=compute.on_cpu,
         )  # fmt: skip
     repeated: tuple[Tensor, ...] = ()
-    if compute.masked and groups > 1:
+    if (compute.masked or (own and model.family != "falcon")) and groups > 1:
         # With a mask, grouped heads are repeated (integrations/sdpa_attention.py, use_gqa_in_sdpa).
         k, v = repeated = (ops.copied(tape, k, groups), ops.copied(tape, v, groups))
     workspace = compute.attention_workspace(k, v)

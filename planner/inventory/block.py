@@ -130,7 +130,8 @@ def walk_norm(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute, weights
     """A norm over the hidden size."""
     if model.norm == "layernorm":
         return ops.layer_norm(tape, x, compute.trained(weights[""]), weights[".bias"], share=compute.residual_share)
-    return compute.norm(tape, x, weights[""], scales_in_fp32=model.family in ("gemma2", "gemma3_text", "gpt_oss"))
+    gemma = model.block == "sandwich"
+    return compute.norm(tape, x, weights[""], scales_in_fp32=gemma or model.family == "gpt_oss", from_one=gemma)
 
 
 def _after(run: ModelPass, x: Tensor, weights: dict[str, Weight] | None) -> Tensor:
@@ -178,13 +179,18 @@ def _parallel(run: ModelPass, x: Tensor, parts: LayerWeights) -> Tensor:
     attended = _attention(run, normal, parts)
     if second is None:
         second = _second_norm(run, x, parts) if "norm1" in parts else tape.hold(normal)
-    tape.drop(normal)
+    if early:  # in a variable of Falcon's layer
+        tape.variables.append(normal)
+    else:
+        tape.drop(normal)
     down = tape.replaced(second, _mlp(run, second, parts))
     both = ops.add(tape, down, attended)
     tape.drop(down, attended)
     if model.family == "falcon":
         both = compute.dropout(tape, both, model.dropout)
-    return tape.replaced(both, ops.add(tape, both, x))
+    output = tape.replaced(both, ops.add(tape, both, x))
+    tape.end_call()
+    return output
 
 
 def _second_norm(run: ModelPass, x: Tensor, parts: LayerWeights) -> Tensor:

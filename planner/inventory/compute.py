@@ -223,10 +223,14 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         """Logits over the whole vocabulary where the head is split and the loss is not; takes over the variable."""
         if self.local(head).shape == head.shape or self.kernels.loss_parallel:
             return logits
-        received = tape.allocate(logits.size * self.tp, LOGITS)  # rank after rank; joined by vocabulary it is a copy
-        whole = tape.derived(logits, logits.size * self.tp)
+        return self.gathered(tape, logits, LOGITS)
+
+    def gathered(self, tape: Tape, part: Tensor, term: str) -> Tensor:
+        """The columns of all tensor ranks, of this rank's; takes over the variable."""
+        received = tape.allocate(part.size * self.tp, term)  # rank after rank; joined by columns it is a copy
+        whole = tape.derived(part, part.size * self.tp)
         tape.release(received)
-        return tape.replaced(logits, whole)
+        return tape.replaced(part, whole)
 
     def attention_workspace(self, k: Tensor, v: Tensor) -> Size:
         """Other ranks' keys and values beside this rank's: two blocks under way in a ring, all of them gathered, or
@@ -308,7 +312,8 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     def rotary_ratio(self, model: ModelSpec) -> float:
         """Bytes of a turned query or key for each byte before: under autocast the tables are fp32, and so is the
         result; what a norm over heads made fp32 already stays so."""
-        return self.weight_bytes / self.element_bytes if self.autocast and not model.qk_norm else 1.0
+        wide = model.qk_norm and model.block != "sandwich"  # Gemma's norms cast back
+        return self.weight_bytes / self.element_bytes if self.autocast and not wide else 1.0
 
     def in_place(self, weights: dict[str, Weight], *roles: str) -> bool:
         """Whether the linear modules of these roles are one function with their adapters: all of them have one, without
@@ -389,7 +394,14 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         return output if self.adapters is None else self.adapters.output(tape, output, weight)
 
     def norm(
-        self, tape: Tape, x: Tensor, weight: Weight, *, rows: int | None = None, scales_in_fp32: bool = False
+        self,
+        tape: Tape,
+        x: Tensor,
+        weight: Weight,
+        *,
+        rows: int | None = None,
+        scales_in_fp32: bool = False,
+        from_one: bool = False,
     ) -> Tensor:
         """RMSNorm; under autocast it stays in the residual's fp32. `rows` counts those of a token inside attention,
         where every rank sees the whole sequence."""
@@ -406,6 +418,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
             share=share,
             rows=rows or 1,
             scales_in_fp32=scales_in_fp32,
+            from_one=from_one,
         )
 
     def probability(self, of_family: float) -> float:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from planner.basics.arith import Number, is_column
 from planner.inventory import ops
-from planner.inventory.attention import is_written_out, mask_count
+from planner.inventory.attention import builds_mask, is_written_out, mask_count
 from planner.inventory.block import norm_weights, walk_norm
-from planner.inventory.compute import Compute
+from planner.inventory.compute import HF, Compute
 from planner.inventory.names import names_of
 from planner.inventory.narrow import NF4
 from planner.inventory.ops import cast, unpacked
@@ -406,8 +406,10 @@ def _with_positions(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -
     name = names_of(model.family).positions
     weight = next(compute.trained(one) for one in first_weights(model) if one.name == name)
     size = x.size if model.family == "opt" else Size(per_position=x.size.per_token)
+    index = tape.new(_positions(model))
     looked_up = tape.new(size, needs_grad=weight.trainable)
-    tape.record(looked_up, (), lambda grad: tape.weight_grad(weight.elements))
+    tape.record(looked_up, (index,), lambda grad: tape.weight_grad(weight.elements))
+    tape.drop(index)
     output = tape.new(x.size, needs_grad=x.needs_grad or weight.trainable)
 
     def backward(grad: Storage) -> None:
@@ -419,14 +421,24 @@ def _with_positions(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -
     return output
 
 
+def _positions(model: ModelSpec) -> Size:
+    """Indices of positions (int64): OPT counts those of every token."""
+    return Size(per_token=8.0) if model.family == "opt" else Size(per_position=8.0)
+
+
 def residual(model: ModelSpec, compute: Compute) -> Size:
     """The residual stream between layers on this rank."""
     return Size(per_token=model.hidden * compute.weight_bytes * compute.residual_share)
 
 
+WITHOUT_POSITIONS = ("bloom", "gpt2")
+"""Families whose layers are called without indices of positions, or with those that the embedding keeps."""
+
+
 def rotary_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tensor, ...]:
-    """What all layers of a stage share: cosines and sines, or ALiBi's line a head; the masks of attention that is
-    written out; and that of packed documents, whose positions differ from row to row."""
+    """What all layers of a stage share: cosines and sines, or ALiBi's line a head; the indices of positions that
+    Transformers' code calls them with, for a checkpoint to keep; the masks of attention that is written out; and that
+    of packed documents, whose positions differ from row to row and are the batch's own."""
     if model.described is not None:
         return shared_tables(tape, model, compute)
     width = compute.weight_bytes
@@ -435,17 +447,21 @@ def rotary_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tenso
         tables = (Size(per_position=4.0 * model.rotary_dim),)  # complex numbers of two fp32
     elif model.positions == "rope":
         # Gemma 3 has one pair of tables for its sliding layers and one for the others.
-        share = 0.5 if model.family == "gpt_oss" else 2.0 if model.rope_theta_local else 1.0
+        both = model.rope_theta_local and model.layers >= model.full_attention_every
+        share = 0.5 if model.family == "gpt_oss" else 2.0 if both else 1.0
         each = model.rotary_dim * width * share
         tables = (Size(per_token=each) if compute.masked else Size(per_position=each),) * 2
     elif model.positions == "alibi":
         tables = (Size(per_token=model.heads * width),)
+    own = compute.kernels.holds_inputs or compute.kernels == HF  # plans of before `holds_inputs` have these
+    if own and not compute.masked and model.family not in WITHOUT_POSITIONS:
+        tables += (_positions(model),)
     if compute.masked:
         tables += (Size(per_pair=compute.element_bytes),)
     elif is_written_out(model, compute.kernels):
         tables += (Size(per_pair=width),) * mask_count(model, compute)
-    elif model.family == "falcon":
-        tables += (Size(per_pair=1.0),)
+    elif builds_mask(model, compute):
+        tables += (Size(per_square=1.0),)
     return tuple(tape.new(size) for size in tables)
 
 

@@ -40,12 +40,12 @@ def walk_loop(
     found = state = both = result = None
     for _ in range(moe.experts):
         found = _bound(tape, found, tape.new(Size(per_token=16.0 * rows)))
-        state = _bound(tape, state, _taken(tape, x, Size(per_token=width * rows), found))
+        state = _bound(tape, state, ops.taken(tape, x, Size(per_token=width * rows), found))
         fused = _sliced(tape, state, weights["gate_up"], "gate_up", stacks, compute, rows)
         both = _bound(tape, both, tape.hold(fused))
         result = _bound(tape, result, gate(fused))
         result = _bound(tape, result, _sliced(tape, result, weights["down"], "down", stacks, compute, rows))
-        share = _taken(tape, chosen, chosen.size * (1 / moe.experts), found)
+        share = ops.taken(tape, chosen, chosen.size * (1 / moe.experts), found)
         result = _bound(tape, result, weigh(tape, result, share, compute.weight_bytes / compute.element_bytes))
         tape.drop(share)
         total = _added(tape, total, result, found)
@@ -58,18 +58,6 @@ def _bound(tape: Tape, old: Tensor | None, new: Tensor) -> Tensor:
     if old is not None:
         tape.drop(old)
     return new
-
-
-def _taken(tape: Tape, x: Tensor, size: Size, found: Tensor) -> Tensor:
-    """`x[found]`: backward writes zeros for all of x, and adds the rows to a copy of them."""
-    output = tape.new(size, needs_grad=x.needs_grad)
-
-    def backward(grad: Storage) -> None:
-        zeros = tape.allocate(x.size)
-        tape.grad_of(x)
-        tape.release(zeros)
-
-    return tape.record(output, (found,), backward)
 
 
 def _added(tape: Tape, total: Tensor, rows: Tensor, found: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Not here: the norm and residual connection around it (block.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -228,12 +228,12 @@ def walk_moe(run: ModelPass, x: Tensor, moe: Moe, weights: dict[str, Weight]) ->
     x has the tokens that this rank sends to experts (Compute.routed_share); shared experts are split as any MLP.
     """
     tape, _, compute, _ = run
-    chosen, index = _routed(run, x, moe, weights)
+    chosen, *routing = _routed(run, x, moe, weights)
     if compute.kernels.experts == "sliced":
         mixed = walk_loop(tape, x, chosen, moe, weights, compute, partial(gated_halves, run), weighed_rows)
     else:
         mixed = (_elsewhere if compute.sorts_received else _experts)(run, x, chosen, moe, weights)
-    tape.drop(chosen, index)
+    tape.drop(chosen, *routing)
     if not moe.shared_experts:
         return mixed
     shared = {role.removeprefix("shared."): weight for role, weight in weights.items() if role.startswith("shared.")}
@@ -251,36 +251,49 @@ def walk_moe(run: ModelPass, x: Tensor, moe: Moe, weights: dict[str, Weight]) ->
     return total
 
 
-def _routed(run: ModelPass, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> tuple[Tensor, Tensor]:
-    """The weights of the chosen experts and their indices (int64): the scores of all experts are kept in fp32."""
+def _routed(run: ModelPass, x: Tensor, moe: Moe, weights: dict[str, Weight]) -> tuple[Tensor, ...]:
+    """The weights of the chosen experts; their indices (int64), and logits that are in a variable beside the experts.
+    The scores of all experts are kept in fp32."""
     tape, model, compute, _ = run
-    deepseek = model.family.startswith("deepseek") and compute.kernels.experts in ("own", "looped", "sliced")
-    source = ops.cast(tape, x, 4.0 / compute.element_bytes) if deepseek else tape.hold(x)
+    own = compute.kernels.experts in ("own", "looped", "sliced")
+    deepseek = model.family.startswith("deepseek") and own
+    in_fp32 = deepseek and not compute.autocast  # which has products in 16 bits whatever it is given
+    source = ops.cast(tape, x, 4.0 / compute.element_bytes) if in_fp32 else tape.hold(x)
     router, bias = weights["router"], weights.get("router.bias")
-    width = 4.0 if deepseek else compute.element_bytes
-    copies = deepseek and compute.weight_bytes < 4
-    part = compute.routed_share
+    width = 4.0 if in_fp32 else compute.element_bytes
+    narrows = compute.autocast and width < compute.weight_bytes
+    copies, part = narrows or compute.weight_bytes < width, compute.routed_share
     logits = ops.linear(
-        tape, source, compute.trained(router), element_bytes=width, copies_weight=copies, bias=bias, share=part
-    )
+        tape, source, compute.trained(router), element_bytes=width, copies_weight=copies, caches_copy=narrows,
+        bias=bias, share=part,
+    )  # fmt: skip
     tape.drop(source)
-    all_scores, top = Size(per_token=4.0 * moe.experts * part), Size(per_token=4.0 * moe.top_k * part)
+    beside = (tape.hold(logits),) if own else ()
+    each = width if model.family == "deepseek_v3" else 4.0  # a sigmoid keeps the format
+    all_scores, top = Size(per_token=each * moe.experts * part), Size(per_token=each * moe.top_k * part)
     index = tape.new(Size(per_token=8.0 * moe.top_k * part))
     if moe.bias:  # gpt-oss: the best logits first, then a softmax over them
         best = tape.derived(logits, top * (width / 4), saved=(index,))
-        chosen = tape.derived(best, keeps_result=True)
+        chosen = ops.softmax(tape, best, 1.0, converts=False, on_cpu=compute.on_cpu)
         tape.drop(best, logits)
-        return chosen, index
-    scores = tape.replaced(logits, tape.derived(logits, all_scores, keeps_result=True))
+        return chosen, index, *beside
+    if model.family == "deepseek_v3":
+        scores = tape.derived(logits, all_scores, keeps_result=True)
+    else:
+        ratio = 4.0 / width
+        scores = ops.softmax(tape, logits, ratio, converts=not compute.fuses_conversion, on_cpu=compute.on_cpu)
+    tape.drop(logits)
     best = tape.replaced(scores, tape.derived(scores, top, saved=(index,)))
     if moe.normalised:
-        total = tape.new(Size(per_token=4.0 * part), needs_grad=best.needs_grad)
+        total = tape.new(Size(per_token=each * part), needs_grad=best.needs_grad)
         plain, divided = best, tape.view(best)  # in place: autograd keeps a copy of what was divided
         undivided = tape.new(best.size)
         tape.record(divided, (undivided, total), lambda grad: tape.grad_of(plain))
         tape.drop(best, total, undivided)
         best = divided
-    return tape.replaced(best, ops.scaled(tape, best)) if deepseek else best, index
+    if model.family == "qwen3_moe" and own:
+        return tape.replaced(best, ops.cast(tape, best, compute.element_bytes / 4.0)), index, *beside
+    return tape.replaced(best, ops.scaled(tape, best)) if deepseek else best, index, *beside
 
 
 def _experts(run: ModelPass, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, Weight]) -> Tensor:
@@ -289,14 +302,16 @@ def _experts(run: ModelPass, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[
     rows = moe.top_k * compute.routed_share
     order, token = tape.new(Size(per_token=8.0 * rows)), tape.new(Size(per_token=8.0 * rows))
     expert = tape.new(Size(per_token=8.0 * rows))
-    share = tape.derived(chosen, saved=(order,))
     early = compute.kernels.experts == "megatron"
-    sent = tape.replaced(token, tape.derived(x, x.size * moe.top_k, saved=(token,)))
+    take = _permuted if early else ops.taken
+    sent = tape.replaced(token, take(tape, x, x.size * moe.top_k, token))
+    share = take(tape, chosen, chosen.size, order)
     # Megatron-Core's grouped products add the first bias themselves; the second is weighed with the rows, and added.
     biases = {} if early else {role: weights.get(f"{role}.bias") for role in ("gate_up", "down")}
     # Transformers' function has its rows in a variable until it ends, and those of a bias until the next is there.
+    counts = () if early else (tape.new(Size(per_token=4.0 * rows)), tape.new(Size(fixed=4.0 * moe.experts)))
     added = _bias_rows(tape, biases.get("gate_up"), compute, expert)
-    fused = _grouped(tape, sent, weights["gate_up"], added, compute, expert)
+    fused = _grouped(tape, sent, weights["gate_up"], added, compute, expert, counts[1:])
     variables = [] if early else [sent]
     if early:
         tape.drop(sent)
@@ -312,19 +327,31 @@ def _experts(run: ModelPass, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[
     if added is not None and next_added is not None:
         tape.drop(added)
         variables.append(next_added)
-    out = _grouped(tape, product, weights["down"], next_added, compute, expert)
+    out = _grouped(tape, product, weights["down"], next_added, compute, expert, counts[1:])
     tape.drop(product)
-    # DeepSeek's routers choose in fp32, so its rows are weighed and summed in fp32 too; others cast the weights.
-    wide = 4.0 / compute.weight_bytes if run.model.family.startswith("deepseek") else 1.0
-    weighed = tape.hold(out) if early else weighed_rows(tape, out, share, wide)
+    wide = 4.0 / compute.weight_bytes if _weighs_in_fp32(run) else 1.0
+    times = max(out.size.per_token / (share.size.per_token * run.model.hidden), 1.0)
+    weighed = tape.hold(out) if early else weighed_rows(tape, out, share, wide, times)
     tape.drop(out, share)
     back = tape.new(Size(per_token=8.0 * rows))
-    restored = tape.derived(weighed, saved=(back,))
-    tape.drop(weighed, back, order, expert)
+    restored = take(tape, weighed, weighed.size, back)
+    tape.drop(weighed, back, order, expert, *counts)
     summed = tape.replaced(restored, tape.derived(restored, x.size * (1.0 if early else wide)))
     result = summed if early else tape.replaced(summed, ops.cast(tape, summed, 1 / wide))
     tape.drop(*variables)
     return result
+
+
+def _permuted(tape: Tape, x: Tensor, size: Size, order: Tensor) -> Tensor:
+    """Rows in another order by a kernel of their own, whose backward puts gradients where they belong."""
+    return tape.derived(x, size, saved=(order,))
+
+
+def _weighs_in_fp32(run: ModelPass) -> bool:
+    """Whether the shares of the chosen experts stay in fp32, so that rows are weighed and summed in that: Mixtral's
+    since Transformers 5, DeepSeek's; other families cast them."""
+    family, experts = run.model.family, run.compute.kernels.experts
+    return family.startswith("deepseek") or (family == "mixtral" and experts == "own")
 
 
 def _elsewhere(run: ModelPass, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[str, Weight]) -> Tensor:
@@ -367,9 +394,18 @@ def _bias_rows(tape: Tape, bias: Weight | None, compute: Compute, expert: Tensor
     return tape.record(looked_up, (expert,), lambda grad: tape.weight_grad(local.elements))
 
 
-def _grouped(tape: Tape, x: Tensor, weight: Weight, added: Tensor | None, compute: Compute, expert: Tensor) -> Tensor:
+def _grouped(
+    tape: Tape,
+    x: Tensor,
+    weight: Weight,
+    added: Tensor | None,
+    compute: Compute,
+    expert: Tensor,
+    counts: Sequence[Tensor] = (),
+) -> Tensor:
     """One product an expert over its rows, to which a bias of each is `added` in place: keeps the rows when the weight
-    is trained. `expert` is each row's, int64. Of experts in 4 bits one at a time is unpacked, forward and backward."""
+    is trained, and where each expert's end (`counts`). `expert` is each row's, int64. Of experts in 4 bits one at a
+    time is unpacked, forward and backward."""
     weight = compute.local(compute.trained(weight))
     out_features, in_features = weight.features
     rows = expert.size.per_token / 8
@@ -403,7 +439,7 @@ def _grouped(tape: Tape, x: Tensor, weight: Weight, added: Tensor | None, comput
         tape.grad_of(inner)
         tape.release(*made)
 
-    tape.record(output, (kept,) if weight.trainable else (), backward)
+    tape.record(output, (kept, *counts) if weight.trainable else counts, backward)
     tape.weight = 0
     tape.drop(inner, kept)
     if added is None:
@@ -460,21 +496,31 @@ def _received(tape: Tape, rows: Tensor, unit: Tensor, index: Size, experts: Mlp)
     return total
 
 
-def weighed_rows(tape: Tape, rows: Tensor, share: Tensor, wide: float = 1.0) -> Tensor:
-    """Each row times its share: both are kept, and the share's gradient is summed of a product as large as the rows.
-    Of shares in a wider format the products are `wide` times as large, and the rows' gradient is cast back."""
+def weighed_rows(tape: Tape, rows: Tensor, share: Tensor, wide: float = 1.0, summed: float = 1.0) -> Tensor:
+    """Each row times its share: both are kept, and the share's gradient is summed of a product as large as the rows,
+    `summed` times as large as itself. Of shares in a wider format the products are `wide` times as large, and the rows'
+    gradient is cast back. In a layer that runs again the product lets go of both before it casts and sums."""
     output = tape.new(rows.size * wide, needs_grad=rows.needs_grad)
 
-    def backward(grad: Storage) -> None:
+    def backward(grad: Storage) -> bool:
+        product = tape.allocate(output.size)
+        uncast = [] if wide == 1 else [tape.allocate(output.size)]
         if wide == 1:
             tape.grad_of(rows)
-        first = [] if wide == 1 else [tape.allocate(output.size)]
-        inner = tape.allocate(output.size)
-        tape.grad_of(share)
-        tape.release(inner)
+        if tape.again:
+            tape.release(rows.storage, share.storage)
         if wide != 1:
             tape.grad_of(rows)
-        tape.release(*first)
+        tape.release(*uncast)
+        if summed == 1:
+            tape.grad_of(share)
+            tape.release(product)
+        else:
+            whole = tape.allocate(share.size * summed)
+            tape.release(product)
+            tape.grad_of(share)
+            tape.release(whole)
+        return tape.again
 
     return tape.record(output, (rows, share), backward)
 

@@ -197,12 +197,13 @@ def rms_norm_eager(
     share: float = 1.0,
     rows: int = 1,
     scales_in_fp32: bool = False,
+    from_one: bool = False,
 ) -> Tensor:
     """Transformers' RMSNorm: square, mean, reciprocal root and product in fp32, cast back, times the weight.
 
     Keeps the fp32 input, the root (4 bytes a row) and, when the weight is trained, the normalised input. A token has
     `rows` rows (one, or one a head), of which `share` are this rank's (sequence parallelism). Gemma and gpt-oss
-    multiply by the weight before they cast (`scales_in_fp32`).
+    multiply by the weight before they cast (`scales_in_fp32`), Gemma by one more than it (`from_one`), which it keeps.
     """
     hidden = weight.elements * rows * share
     full, row = Size(per_token=4.0 * hidden), Size(per_token=4.0 * rows * share)
@@ -250,8 +251,9 @@ def rms_norm_eager(
             tape.weight_grad(weight.elements)
             tape.release(product)
 
-    tape.record(output, (normal,) if weight.trainable else (), weight_backward)
-    tape.drop(normal, scaled32, variance)
+    factor = [tape.new(Size(fixed=4.0 * weight.elements))] if from_one else []
+    tape.record(output, (normal, *factor) if weight.trainable else factor, weight_backward)
+    tape.drop(normal, scaled32, variance, *factor)
     if not scales_in_fp32:
         return output
     return tape.replaced(output, cast(tape, output, element_bytes / 4.0))
@@ -282,6 +284,20 @@ def soft_cap(tape: Tape, x: Tensor) -> Tensor:
     small = tape.replaced(x, scaled(tape, x))
     bent = tape.replaced(small, tape.derived(small, keeps_result=True))
     return tape.replaced(bent, scaled(tape, bent))
+
+
+def softmax(tape: Tape, x: Tensor, ratio: float, *, converts: bool, on_cpu: bool) -> Tensor:
+    """softmax(x, dtype=...) `ratio` times as large as x: keeps its result, and a GPU's backward multiplies that by its
+    gradient in a tensor apart. Unless one kernel does both, x is converted before (devices.fuses_conversion)."""
+    source = cast(tape, x, ratio) if converts else tape.hold(x)
+    output = tape.new(x.size * ratio, needs_grad=x.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        tape.grad_of(source)
+        if not on_cpu:
+            tape.release(tape.allocate(output.size))
+
+    return tape.replaced(source, tape.record(output, (output,), backward))
 
 
 def dropout(tape: Tape, x: Tensor, probability: float, mask_share: float) -> Tensor:
@@ -345,6 +361,18 @@ def copied(tape: Tape, x: Tensor, ratio: float = 1.0) -> Tensor:
 def cloned(tape: Tape, x: Tensor) -> Tensor:
     """`clone`: a new tensor, whose gradient is passed on as it is."""
     return tape.derived(x, passes_on=True)
+
+
+def taken(tape: Tape, x: Tensor, size: Size, found: Tensor) -> Tensor:
+    """`x[found]`: backward writes zeros for all of x, and adds the rows to a copy of them."""
+    output = tape.new(size, needs_grad=x.needs_grad)
+
+    def backward(grad: Storage) -> None:
+        zeros = tape.allocate(x.size)
+        tape.grad_of(x)
+        tape.release(zeros)
+
+    return tape.record(output, (found,), backward)
 
 
 def laid_out(tape: Tape, attended: Tensor) -> Tensor:

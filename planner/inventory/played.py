@@ -9,19 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 from planner.inventory.compute import Compute, ModelPass
-from planner.inventory.tape import GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
+from planner.inventory.tape import ACTIVATIONS, GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import ModelSpec
 from planner.spec.described import (
     INPUT,
+    TOWER,
     WEIGHT,
     AutogradStep,
     ByteCount,
     Described,
     Free,
     Give,
+    Linear,
     Make,
     Program,
     StandsFor,
@@ -29,6 +32,7 @@ from planner.spec.described import (
     head_step,
 )
 from planner.spec.loops import MOST, lengthened
+from planner.spec.seeing import DescribedWithImages
 
 
 def variant_of(compute: Compute) -> str:
@@ -66,6 +70,7 @@ def described_weights(model: ModelSpec, unit: str) -> tuple[Weight, ...]:
             shape=one.shape,
             unit=unit,
             split=one.split,
+            gathers=one.gathers,
             expert=one.use == "expert",
             transposed=one.transposed,
             alone=one.use in ("other", "unused"),
@@ -107,9 +112,13 @@ def described_order(model: ModelSpec, unit: str) -> dict[str, tuple[int, int]]:
     return order
 
 
-def size(of: ByteCount) -> Size:
-    """A size of a description as the inventory has it."""
-    return Size(of) if isinstance(of, float) else Size(*of)
+def size(of: ByteCount, tp: Any = 1) -> Size:
+    """A size of a description, on one of `tp` tensor ranks, as the inventory has it."""
+    if isinstance(of, float):
+        return Size(of)
+    terms = len(Size._fields)
+    whole, divided = Size(*of[:terms]), of[terms:]
+    return whole + Size(*divided) * (1 / tp) if divided else whole
 
 
 class Player:
@@ -129,6 +138,7 @@ class Player:
         two tensors. What is looked up in `leaf` gets a gradient where that is frozen, too."""
         self.twice, self.leaf = twice, leaf
         self.tape, self.compute, self.table = tape, compute, table
+        self.whole = {weight.name: weight for weight in weights}
         self.weights = {weight.name: compute.local(compute.trained(weight)) for weight in weights}
         self.x = x
         self.storages: list[Storage] = []
@@ -147,7 +157,8 @@ class Player:
     def again(self, x: Tensor) -> Player:
         """A player that goes on from here, given x, and holds what there is of its own."""
         other = Player(self.tape, self.compute, (), x, self.table, self.twice)
-        other.weights, other.outside, other.stays = self.weights, self.outside, {**self.stays}
+        other.whole, other.weights = self.whole, self.weights
+        other.outside, other.stays = self.outside, {**self.stays}
         other.places, other.storages, other.ended = [x, *self.places[1:]], [*self.storages], {*self.ended}
         for storage in self.waiting():
             storage.holders += 1
@@ -188,13 +199,35 @@ class Player:
         beside = -2 - place
         return (self.table[beside] if beside < len(self.table) else self.outside[beside - len(self.table)]).storage
 
+    def _size(self, of: ByteCount) -> Size:
+        return size(of, self.compute.tp)
+
     def _linear(self, step: Step, term: str) -> None:
         assert step.node is not None and isinstance(step.node.reads[0], int)
-        weight = next(one for name, one in self.weights.items() if name == step.weight)
-        bias = self.weights.get(step.bias)
-        output = self.compute.linear(self.tape, self.place(step.node.reads[0]), weight, term, bias)
+        weight, bias = self.whole[step.weight], self.whole.get(step.bias)
+        x, local = self.place(step.node.reads[0]), self.weights[step.weight]
+        tp = self.compute.tp if weight.gathers and local.shape != weight.shape else 1
+        if tp > 1 and local.features[1] < weight.features[1]:
+            part = self._part(x, tp)
+            output = self.compute.linear(self.tape, part, weight, term, bias)
+            self.tape.drop(part)
+        else:
+            output = self.compute.linear(self.tape, x, weight, term, bias)
+            output = output if tp == 1 else self.compute.gathered(self.tape, output, term)
         self.storages.append(output.storage)
         self.places.append(output)
+
+    def _part(self, x: Tensor, tp: int) -> Tensor:
+        """This rank's columns of a tensor that every rank has; backward gathers their gradient."""
+        tape = self.tape
+        part = tape.new(x.size * (1 / tp), needs_grad=x.needs_grad)
+
+        def backward(grad: Storage) -> None:
+            received = tape.allocate(x.size)  # rank after rank
+            tape.grad_of(x)
+            tape.release(received)
+
+        return tape.record(part, (), backward)
 
     def _operation(self, step: Step, term: str) -> None:
         tape, since = self.tape, len(self.tape.moments)
@@ -203,7 +236,7 @@ class Player:
         trained = any(weight.trainable for weight in used)
         tape.weight = sum(weight.elements for weight in used if len(weight.shape) > 1)
         first = len(self.storages)
-        self.storages += [tape.allocate(size(one), GATHERED if step.copy else term) for one in step.new]
+        self.storages += [tape.allocate(self._size(one), GATHERED if step.copy else term) for one in step.new]
         if step.alike is not None:
             for place in step.alike.stays:
                 self.stays[place] = self._beside(step.alike, place, term)
@@ -215,7 +248,7 @@ class Player:
         made = []
         for place, part in step.gives:
             storage = self._at(place)
-            made.append(Tensor(storage, needs, since, None if part is None else size(part)))
+            made.append(Tensor(storage, needs, since, None if part is None else self._size(part)))
         self.places += made
         tape.weight = 0
         if node is None or leaf or not needs or not made:
@@ -292,7 +325,7 @@ class Player:
             if early and place == node.own:
                 tape.release(*(tensor.storage for tensor in kept))
             if isinstance(item, Make):
-                made.append(tape.allocate(size(item.size)))
+                made.append(tape.allocate(self._size(item.size)))
             elif isinstance(item, Free):
                 tape.release(made[item.storage])
             elif isinstance(item, Give):
@@ -319,10 +352,34 @@ def play_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
     # Transformers asks for this gradient where layers run again (ends.py, walk_embedding).
     leaf = name if compute.runs_layers_again else ""
     player = Player(tape, compute, weights, None, twice=name if model.tied else "", leaf=leaf)
-    player.run(program.steps)
+    player.run(program.steps[: max(program.towers, 0)])
+    if isinstance(described, DescribedWithImages):
+        if leaf and not player.weights[name].trainable:
+            tape.hold(player.place(-1 + len(player.places)))  # a leaf of the graph, which images are put into a copy of
+        play_towers(tape, described, compute)
+    player.run(program.steps[max(program.towers, 0) :])
     tape.shared = player.held(program.shared)
     tape.made["embed"] = player.places
     return player.place(program.output)
+
+
+def of_images(described: DescribedWithImages, of: Linear) -> Size:
+    """A size of a tower as the inventory has it: so much a sequence."""
+    return Size(fixed=of[1], per_sequence=of[0] * described.images)
+
+
+def play_towers(tape: Tape, described: DescribedWithImages, compute: Compute) -> None:
+    """Frozen towers: what they hold as they run. What they leave waits until the model's forward is over, what they are
+    given until backward is."""
+    towers, unit = described.seeing, tape.unit
+    assert towers is not None
+    program = towers.programs[variant_of(compute)]
+    tape.allocate(of_images(described, towers.given_bytes) + Size(per_token=towers.beside_bytes), ACTIVATIONS)
+    tape.unit = TOWER
+    for moment in program.moments:
+        tape.release(tape.allocate(of_images(described, moment)))
+    tape.unit = unit
+    tape.inputs.append(tape.new(of_images(described, program.left)))
 
 
 def shared_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tensor, ...]:
@@ -330,7 +387,7 @@ def shared_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tenso
     if not tape.shared:
         program = program_of(described_of(model), compute, "embed")
         sizes = [one for step in program.steps for one in ((0.0,) if step.weight else step.new)]
-        tape.shared = [tape.new(size(sizes[place])) for place in program.shared]
+        tape.shared = [tape.new(size(sizes[place], compute.tp)) for place in program.shared]
     return tuple(tape.shared)
 
 
@@ -343,7 +400,8 @@ def play_layer(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     player.run(program.steps[program.before if begun else 0 :])
     tape.made[kind] = player.places
     tape.returned += player.held(program.returned)
-    tape.inputs += player.held(program.held)
+    # In backward a layer that runs again is a model's forward of its own.
+    (tape.inputs if tape.phase == "forward" else tape.returned).extend(player.held(program.held))
     return player.place(program.output)
 
 
@@ -398,6 +456,8 @@ def play_tail(tape: Tape, x: Tensor, model: ModelSpec, compute: Compute) -> tupl
         player.places.append(logits)
         player.end(step)
         player.run(program.steps[head + 1 :], term=LOGITS)
+        if isinstance(model.described, DescribedWithImages):  # images' features, which are given back with the loss
+            tape.outputs = [one for place, one in enumerate(player.table) if -2 - place not in player.ended]
         return player.place(program.output)
 
     return normal, after

@@ -115,6 +115,7 @@ class Tape:
         self.returned: list[Tensor] = []
         self.inputs: list[Tensor] = []
         self.shared: list[Tensor] = []
+        self.outputs: list[Tensor] = []
         self.made: dict[str, list[Tensor | None]] = {}
         self.prelude: Any = None
 
@@ -169,6 +170,11 @@ class Tape:
     def end_model(self) -> None:
         """The function that calls the layers returns: its variable of what the embedding gave goes out of scope."""
         ended, self.inputs = self.inputs, []
+        self.drop(*ended)
+
+    def end_forward(self) -> None:
+        """What the model returned beside its loss goes out of scope."""
+        ended, self.outputs = self.outputs, []
         self.drop(*ended)
 
     def cache(self, tensor: Tensor) -> Tensor:

@@ -69,8 +69,9 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     `unit` is "embed", a kind of layer (units.layer_kinds) or "tail". `adapter` marks LoRA's matrices. `split` is
     the dimension that tensor parallelism divides (None: every rank holds it whole), in `pieces` that cannot be
-    divided further (heads; None: its rows). The first dimension of an `expert` weight counts experts. `transposed`
-    marks a matrix held as (in, out). `replaced` marks a weight of which forward uses a trained copy. `form` is how
+    divided further (heads; None: its rows); it `gathers` where each rank has the whole of its results, or of its
+    inputs, all the same. The first dimension of an `expert` weight counts experts. `transposed` marks a matrix held
+    as (in, out). `replaced` marks a weight of which forward uses a trained copy. `form` is how
     a linear function finds it: "plain", or "nf4", "nf4-double", "gptq" and "fp8" (narrow.py).
     """
 
@@ -81,6 +82,7 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     adapter: bool = False
     split: int | None = None
     pieces: int | None = None
+    gathers: bool = False
     expert: bool = False
     transposed: bool = False
     replaced: bool = False

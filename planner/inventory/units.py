@@ -77,6 +77,14 @@ def unit_weights(model: ModelSpec, lora: Lora | None = None) -> dict[str, tuple[
     return {unit: _with_adapters(model, weights, lora, compute) for unit, weights in units.items()}
 
 
+def tower_modules(model: ModelSpec, weights: Sequence[Weight]) -> list[list[Weight]]:
+    """Weights of the towers' unit by the modules that they are of, in the order in which these run."""
+    towers = () if model.described is None else model.described.towers
+    starts = [(f"{tower}.", f"{tower.partition('.')[2]}.") for tower in towers]
+    found = ([one for one in weights if f"{one.name}.".startswith(start)] for start in starts)
+    return [some for some in found if some]
+
+
 def _with_adapters(model: ModelSpec, weights: tuple[Weight, ...], lora: Lora, compute: Compute) -> tuple[Weight, ...]:
     if adapters := adapters_of(lora):
         return (*map(compute.trained, weights), *adapters.weights(model, weights))

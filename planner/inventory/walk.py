@@ -23,6 +23,7 @@ from planner.inventory.tape import ACTIVATIONS, GATHERED, TEMPORARIES, TERMS, Gr
 from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.inventory.units import LAYERS, by_layer, layers_by_kind, second_products, unit_weights
 from planner.spec import ModelSpec
+from planner.spec.described import BETWEEN, TOWER
 
 SAMPLE = 3
 """Layers of one kind that are walked."""
@@ -108,7 +109,7 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, kinds:
         tape.hold(x)  # callers hold what a stage is given until its forward is over
     begun = x
     if compute.kernels.holds_inputs and first:
-        tape.inputs = [tape.hold(x)]
+        tape.inputs.append(tape.hold(x))
     held, cached = [tuple(tape.live.values())], [tape.held_by_autocast()]
     for index, kind in enumerate(kinds):
         tape.enter(kind, index)
@@ -125,6 +126,7 @@ def _sampled(model: ModelSpec, compute: Compute, first: bool, last: bool, kinds:
         loss = walk_loss(tape, x, model, compute)
         if compute.receives_into_buffer:
             tape.drop(begun)
+        tape.end_forward()
         tape.end_autocast()
         kept = tuple(tape.live.values())
         tape.backward(loss)
@@ -280,7 +282,7 @@ def _places(kinds: Sequence[str], sample: Sequence[int], each: dict[str, Live]) 
 def _unfolded(raw: Moment, places: _Places) -> list[Moment]:
     """A moment of the sample as moments of the real stage."""
     if raw.layer < 0:
-        full = raw.unit != "embed"
+        full = raw.unit not in ("embed", TOWER)
         return [replace(raw, live=_plus(raw.live, places.all_extra)) if full else raw]
     # Forward only grows: the last of the layers it stands for is the fullest.
     whole = slice(None) if raw.phase == "backward" else slice(-1, None)
@@ -293,7 +295,8 @@ def _unfolded(raw: Moment, places: _Places) -> list[Moment]:
 
 def _layer(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     before, run.tape.returned = run.tape.returned, []
-    output = (_checkpointed if run.compute.runs_layers_again else walk_layer)(run, x, kind)
+    again = run.compute.runs_layers_again and kind != BETWEEN
+    output = (_checkpointed if again else walk_layer)(run, x, kind)
     run.tape.drop(*before)
     return output
 

@@ -22,6 +22,7 @@ from planner.inventory.units import by_layer, repeats
 from planner.parallelism.pipeline import stage_of
 from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
 from planner.spec.plan import Plan
+from planner.spec.seeing import with_images
 
 MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 EXPERT_AXES = ("pp", "dp_replicate", "edp", "ep")
@@ -146,6 +147,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     stage: StageClass | None = None
     twice: str = ""
     loaded_here: bool = True
+
+    def __post_init__(self) -> None:
+        """A model that sees is as it runs on the job's images."""
+        if self.job.image_tokens:
+            msgspec.structs.force_setattr(self, "model", with_images(self.model, self.job.image_tokens))
 
     @classmethod
     def of(cls, plan: Plan) -> Case:

@@ -5,16 +5,20 @@ Not here: what a description holds (spec/described.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
+from planner.basics.arith import remainder
 from planner.parallelism.rule import Rule
 from planner.spec.described import Program, head_step
 from planner.spec.options import LARGEST_SEQ
+from planner.spec.seeing import images_refusal, without_images
 
 if TYPE_CHECKING:
     from planner.parallelism.case import Case
 
-SPLITS = ("tp", "cp", "ep", "pp")
+SPLITS = ("cp", "ep", "pp")
 
 
 def _rule(name: str, field: str, holds: Any, sentence: str, fix: str) -> Rule:
@@ -44,6 +48,40 @@ def _unsplit(axis: str) -> Rule:
         "its layers are planned whole on each rank",
         f"Use {axis}=1",
     )
+
+
+def _splits(case: Case) -> Any:
+    """Whether a layout has no tensor ranks, or a model's own plan says what these split, and it is described."""
+    described = case.model.described
+    split = described is not None and described.unsplit == ""
+    return (case.layout.tp == 1) | (split and case.layout.facts.splits_by_model)
+
+
+def _sentence_of_splits(case: Case) -> str:
+    described, name = case.model.described, f"{case.model.name} is an imported model"
+    assert described is not None
+    if described.unsplit is None:
+        return f"{name}, described before tensor ranks were"
+    why = described.unsplit if described.unsplit else f"{case.layout.engine} splits layers by a plan of its own"
+    return f"{name}: {why}"
+
+
+def _fix_of_splits(case: Case) -> str:
+    described = case.model.described
+    assert described is not None
+    again = "make it again: executor import CONFIG -o FILE"
+    other = again if described.unsplit is None else "" if described.unsplit else "engine transformers-tp"
+    return "Use tp=1" + (f", or {other}" if other else "")
+
+
+def _divisor(case: Case) -> int:
+    """What the number of tensor ranks must divide: every split dimension of a described model, and its heads."""
+    described = case.model.described
+    assert described is not None
+    units = described.units.values()
+    sizes = [one.shape[one.split] for unit in units for one in unit.weights if one.split is not None]
+    heads = [one for unit in units for one in unit.attention if one.split]
+    return gcd(*sizes, *(count for one in heads for count in (one.heads, one.kv_heads)))
 
 
 def _plain_modules(case: Case) -> bool:
@@ -90,7 +128,54 @@ def _sentence_of_lengths(case: Case) -> str:
     return f"{case.model.name} is an imported model: its layers are described at {lengths}{least}{most}"
 
 
+def _of_images(name: str, field: str, holds: Callable[[Case], Any], sentence: str, fix: str) -> Rule:
+    return Rule(
+        name=name,
+        field=field,
+        holds=lambda case: not case.job.image_tokens or holds(case),
+        sentence=lambda case: f"{case.model.name} with images: {sentence}",
+        fix=lambda _: fix,
+    )
+
+
+IMAGES: tuple[Rule, ...] = (
+    Rule(
+        name="images that a model takes",
+        field="image_tokens",
+        holds=lambda case: not case.job.image_tokens or _images_refusal(case) is None,
+        sentence=lambda case: f"{case.job.image_tokens} {_images_refusal(case)[0]}",  # type: ignore[index]
+        fix=lambda case: _images_refusal(case)[1],  # type: ignore[index]
+    ),
+    _of_images(
+        "engines that run towers",
+        "engine",
+        lambda case: case.layout.engine in ("single", "ddp", "fsdp2"),
+        "a tower that runs is planned whole, replicated or under FSDP2",
+        "Use engine=ddp or fsdp2",
+    ),
+    _of_images(
+        "offloaded towers",
+        "offload_params",
+        lambda case: not case.layout.offload_params,
+        "offloaded weights of a tower that runs are not modelled",
+        "Use offload_params=false",
+    ),
+    _of_images(
+        "towers that stay gathered",
+        "reshard_after_forward",
+        lambda case: case.layout.engine != "fsdp2" or case.layout.reshard_after_forward,
+        "a tower that stays gathered after its forward is not modelled",
+        "Use reshard_after_forward=true",
+    ),
+)
+
+
+def _images_refusal(case: Case) -> tuple[str, str] | None:
+    return images_refusal(without_images(case.model), case.job.image_tokens, case.job.seq_len)
+
+
 DESCRIBED: tuple[Rule, ...] = (
+    *IMAGES,
     _rule(
         "described model under other modules",
         "engine",
@@ -99,6 +184,27 @@ DESCRIBED: tuple[Rule, ...] = (
         "Use engine=ddp, fsdp2 or deepspeed",
     ),
     *map(_unsplit, SPLITS),
+    Rule(
+        name="tp of a described model",
+        field="tp",
+        holds=lambda case: case.model.described is None or _splits(case),
+        sentence=_sentence_of_splits,
+        fix=_fix_of_splits,
+    ),
+    Rule(
+        name="tp does not divide a described model",
+        field="tp",
+        holds=lambda case: case.model.described is None or remainder(_divisor(case), case.layout.tp) == 0,
+        sentence=lambda case: f"it does not divide the heads and the weights that the plan of {case.model.name} splits",
+        fix=lambda case: f"Use tp={gcd(int(case.layout.tp), _divisor(case))}",
+    ),
+    _rule(
+        "adapters of a described model over tensor ranks",
+        "method",
+        lambda case: (case.layout.tp == 1) | (case.lora is None),
+        "adapters of split weights are not described",
+        "Use method=full, or tp=1",
+    ),
     Rule(
         name="length of a described model",
         field="seq_len",
@@ -117,7 +223,7 @@ DESCRIBED: tuple[Rule, ...] = (
         "recomputed described model",
         "recompute",
         lambda case: case.layout.recompute == "none" or case.model.described.recomputes,
-        "Transformers cannot recompute its layers",
+        "Transformers cannot recompute its layers, or they leave tensors to each other that recomputing makes again",
         "Use recompute=none",
     ),
     _rule(

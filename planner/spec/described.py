@@ -14,7 +14,9 @@ import msgspec
 SCHEMA = "model/1"
 
 ByteCount = float | tuple[float, ...]
-"""A size as a number of bytes a token, or as the terms of inventory.tensors.Size, with zeros at the end left out."""
+"""A size as a number of bytes a token, or as the terms of inventory.tensors.Size, of which six more are divided by the
+number of tensor ranks; of sequences with images, which are on no tensor ranks, one more is bytes a position of images.
+Zeros at the end are left out."""
 
 FORMATS_RECORDED = ("mixed", "pure", "fp32", "adapted")
 DEVICES_RECORDED = ("cuda", "cpu")
@@ -24,6 +26,10 @@ autocast, "pure" all in 16 bits) on a GPU and on a CPU."""
 
 TOWER = "tower"
 """The unit of the towers' weights."""
+BETWEEN = "between"
+"""The unit without weights of what is done between two layers, such as to add images' features."""
+IMAGES = "+images"
+"""Ends the name of a unit as it is where sequences have images; its weights are those of the unit without."""
 
 WEIGHT = "weight"
 """What a step is called that only reads a weight of which others read parts."""
@@ -115,13 +121,15 @@ class OtherProduct(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Attend(msgspec.Struct, frozen=True, array_like=True):
-    """Fused attention: heads, heads of keys, widths of a query and of a value head, and the window (0: none)."""
+    """Fused attention: heads, heads of keys, widths of a query and of a value head, the window (0: none), and whether
+    tensor ranks have their own heads."""
 
     heads: int
     kv_heads: int
     width: int
     value_width: int
     window: int = 0
+    split: bool = False
 
 
 class Loop(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +147,16 @@ class Loop(msgspec.Struct, frozen=True, kw_only=True):
     window: int = 1
 
 
+class Summed(msgspec.Struct, frozen=True, array_like=True):
+    """Experts whose results tensor ranks sum after the first `steps`: the places in the graph of their input, of the
+    weights of each token's experts and of their result (None: without a gradient)."""
+
+    steps: int
+    given: int | None
+    weights: int | None
+    made: int | None
+
+
 class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One unit's forward in one number format on one kind of device.
 
@@ -149,7 +167,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     graph that other units made are read as -1, -2 and on: `outside` names these units and the places there; their
     storages follow those that all layers share. `moved` and `moved_back` are the bytes that operations other than
     products move, `starts` and `starts_back` how many operations there are: one number, or the terms of a polynomial
-    of batch and length where some are in the `loop`.
+    of batch and length where some are in the `loop`. Towers run after as many steps as `towers` says (-1: in none).
     """
 
     steps: tuple[Step, ...]
@@ -165,6 +183,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     starts: int | tuple[float, ...] = 0
     starts_back: int | tuple[float, ...] = 0
     loop: Loop | None = None
+    towers: int = -1
+    summed: tuple[Summed, ...] = ()
 
 
 def head_step(program: Program) -> int:
@@ -175,22 +195,73 @@ def head_step(program: Program) -> int:
 class DescribedWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A weight of a unit: its name within it, its shape, and how it is used: by a linear module, by grouped products of
     experts (the first dimension counts them), in another way ("other"), or not at all ("unused"). `split` is the
-    dimension that the model's own tensor plan divides."""
+    dimension that the model's own tensor plan divides; where tensor ranks have the whole results of what is split by
+    its outputs, or the whole inputs of what is split by these, it `gathers`."""
 
     name: str
     shape: tuple[int, ...]
     use: str = "linear"
     split: int | None = None
+    gathers: bool = False
     transposed: bool = False
 
 
 class DescribedUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Weights, and programs by variant: those in which the model's own code runs."""
+    """Weights, and programs by variant: those in which the model's own code runs. `attention` is fused, of `scores` two
+    products make each pair's score and weigh the values."""
 
     weights: tuple[DescribedWeight, ...]
     programs: dict[str, Program]
     attention: tuple[Attend, ...] = ()
     products: tuple[OtherProduct, ...] = ()
+    scores: tuple[Attend, ...] = ()
+
+
+Linear = tuple[float, float]
+"""So much for each position of images, and a fixed part."""
+
+
+class TowerProgram(msgspec.Struct, frozen=True, kw_only=True):
+    """The forward of a model's frozen towers in one number format on one kind of device, in bytes: what is held at
+    moments of which none is below another for every number of images, what is `left` to the model, and what operations
+    beside products move, which are `starts`."""
+
+    moments: tuple[Linear, ...]
+    left: Linear
+    moved: Linear
+    starts: int
+
+
+class TowerAttention(msgspec.Struct, frozen=True, array_like=True):
+    """Attention of a tower that is not causal: heads, the width of a head, how often it is done, and the patches that
+    see each other (0: those of a whole image)."""
+
+    heads: int
+    width: int
+    times: int
+    window: int = 0
+
+
+class Towers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A model's towers with their projectors, and its own units as they run where sequences have images.
+
+    A position of text that is an image's is made of `patches`; an image has `per_image` such positions (0: any number),
+    for which a model is given `given_bytes`, and `beside_bytes` for every position of text. `products` are those of
+    linear modules and all others, with rows a position. What the model's own units do where sequences have images is in
+    units of their names with IMAGES after them, where it is not what they do with text alone. `between` is how many
+    layers have one of unit BETWEEN after them, the first ones. Lengths are as those of Described.
+    """
+
+    patches: int
+    per_image: int = 0
+    given_bytes: Linear
+    beside_bytes: float = 0.0
+    programs: dict[str, TowerProgram]
+    products: tuple[OtherProduct, ...]
+    attention: tuple[TowerAttention, ...]
+    between: int = 0
+    shortest: int = 1
+    longest: int = 0
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
@@ -203,11 +274,12 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     pad others, from `shortest` to `longest` (0: without end). `unused` are weights that take no part in the loss,
     by their names in the model with * for the layer: the trainer freezes them. `towers` are modules beside the
     decoder, by name with their classes, which see or hear: text alone leaves them out, and the trainer freezes them
-    too. `shared` are weights beside the token table that several modules hold. `norm_apart` says whether FSDP2 leaves
-    the last norm to the root, since Accelerate looks for it among the children of the model's body alone, `adapts`
-    whether programs say what it does with its weights frozen, `recomputes` whether Transformers can recompute its
-    layers, `padded` whether it needs its token of padding to be built, `remote_code` whether its classes are of code in
-    its folder, and not of Transformers.
+    too. `seeing` is how they run, and `blind` why that is not described. `shared` are weights beside the token table
+    that several modules hold. `norm_apart` says whether FSDP2 leaves the last norm to the root, since Accelerate looks
+    for it among the children of the model's body alone, `adapts` whether programs say what it does with its weights
+    frozen, `recomputes` whether Transformers can recompute its layers, `padded` whether it needs its token of padding
+    to be built, `remote_code` whether its classes are of code in its folder, and not of Transformers. `unsplit` says
+    why no tensor ranks are described: "" where they are, None in descriptions that were made before there were any.
     """
 
     config: dict[str, Any]
@@ -218,6 +290,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     runs: tuple[tuple[str, int], ...] = ()
     unused: tuple[str, ...] = ()
     towers: dict[str, str] = {}
+    seeing: Towers | None = None
+    blind: str = ""
     shared: tuple[str, ...] = ()
     norm_apart: bool = False
     adapts: bool = True
@@ -227,6 +301,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     multiple_of: int = 1
     shortest: int = 1
     longest: int = 0
+    unsplit: str | None = None
 
     def __hash__(self) -> int:
         """By a few names: a configuration is a dict, which has no hash, and equality still compares everything."""

@@ -63,6 +63,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     flat_states: bool = False  # its optimizer steps one flat buffer and not weight by weight
     recipes: bool = False  # multiplies by Transformer Engine's recipes of 8 and 4 bits (inventory/narrow.py)
     superseded: bool = False  # predicted where it is named, proposed to nobody
+    splits_by_model: bool = False  # tensor ranks split what the model's class in Transformers says (base_model_tp_plan)
     apart: str = ""  # the axis of which a block of columns holds one value: the engine's bounds in columns need it
 
     @property
@@ -193,6 +194,7 @@ _RECORDS = (
         name="transformers-tp",
         runtime="transformers-tp",
         framework="transformers",
+        splits_by_model=True,
         zero_stages=(3,),
         splits=("tp", "ep"),
         reshard=(True, False),

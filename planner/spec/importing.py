@@ -27,7 +27,21 @@ from planner.basics.errors import PlannerError, refusing
 from planner.basics.output import write_whole
 from planner.basics.saying import say
 from planner.spec import ModelSpec
-from planner.spec.described import INPUT, SCHEMA, TOWER, VARIANTS, AutogradStep, Described, Free, Give, Loop, Program
+from planner.spec.described import (
+    BETWEEN,
+    IMAGES,
+    INPUT,
+    SCHEMA,
+    TOWER,
+    VARIANTS,
+    AutogradStep,
+    Described,
+    Free,
+    Give,
+    Loop,
+    Program,
+    Towers,
+)
 from planner.spec.described_file import packed, unpacked
 from planner.spec.loops import lengthened
 from planner.spec.model_rules import check_model
@@ -113,19 +127,36 @@ def check_described(described: Described, layers: int, where: str) -> None:
             raise PlannerError(f"{where}: units", unit, "is missing", "Make it again: executor import")
     if described.multiple_of < 1 or described.shortest < 1:
         raise PlannerError(f"{where}: multiple_of", described.multiple_of, "must be at least 1", "Make it again")
+    if (towers := described.seeing) is not None:
+        for wrong in _wrong_towers(towers, described):
+            raise PlannerError(f"{where}: seeing", None, wrong, "Make it again: executor import")
     for unit, found in described.units.items():
         if unit == TOWER:
             continue
+        if any(not 0 <= one.split < len(one.shape) for one in found.weights if one.split is not None):
+            raise PlannerError(f"{where}: {unit}.split", None, "is not there", "Make it again: executor import")
         programs, others = found.programs.keys(), described.units["tail"].programs.keys()
         for variant in (programs ^ others) | (programs - set(VARIANTS)) if programs else set(VARIANTS):
             raise PlannerError(f"{where}: {unit}.{variant}", None, "is missing", "Make it again: executor import")
-        names = {weight.name for weight in found.weights} | _tied(described, unit)
+        plain = described.units.get(unit.removesuffix(IMAGES), found)
+        names = {weight.name for weight in plain.weights} | _tied(described, unit.removesuffix(IMAGES))
         for variant, program in found.programs.items():
-            left = described.units["embed"].programs.get(variant)
+            embed = f"embed{IMAGES}" if unit.endswith(IMAGES) else "embed"
+            left = described.units.get(embed, described.units["embed"]).programs.get(variant)
             if left is not None and any(not 0 <= one < len(left.shared) for one in program.given or ()):
                 raise PlannerError(f"{where}: {unit}.{variant}.given", None, "is not there", "Make it again")
             for wrong in (*_wrong(program, names, unit), *_wrong_outside(program, described, variant)):
                 raise PlannerError(f"{where}: {unit}.{variant}", None, wrong, "Make it again: executor import")
+
+
+def _wrong_towers(towers: Towers, described: Described) -> Iterator[str]:
+    """Sentences about towers that do not fit the units of their model."""
+    if towers.programs.keys() != described.units["tail"].programs.keys():
+        yield "is not of the number formats of the model"
+    if towers.patches < 1 or towers.per_image < 0 or not 0 <= towers.between < sum(one for _, one in described.runs):
+        yield "has numbers out of range"
+    if towers.between and f"{BETWEEN}{IMAGES}" not in described.units:
+        yield f"lacks the unit {BETWEEN}{IMAGES}"
 
 
 def _tied(described: Described, unit: str) -> set[str]:
@@ -154,7 +185,7 @@ def _wrong_outside(program: Program, described: Described, variant: str) -> Iter
 
 def _wrong_steps(program: Program, names: set[str], unit: str) -> Iterator[str]:
     storages, places = 0, 1
-    if not 0 <= program.before <= len(program.steps):
+    if not 0 <= program.before <= len(program.steps) or not -1 <= program.towers <= len(program.steps):
         yield "it begins after its end"
     for step in program.steps:
         storages += len(step.new) + bool(step.weight)

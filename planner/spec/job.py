@@ -128,6 +128,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     `mean_seq_len` is the documents' mean length where they do not fill a sequence, None where they do. `padded` gives
     each a sequence of its own, `packed` lays them end to end and keeps attention inside each (kernels say how).
+    `images` are the positions of each sequence that are images', where it has any.
     """
 
     method: Method = "full"
@@ -143,6 +144,12 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     narrow_weights: bool = False
     narrow_gradients: bool = False
     narrow_moments: bool = False
+    images: int | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def image_tokens(self) -> int:
+        """Positions of a sequence that are images'."""
+        return 0 if self.images is msgspec.UNSET else self.images
 
     @property
     def product_rate(self) -> str:

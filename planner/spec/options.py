@@ -181,6 +181,9 @@ _BATCH = _of(
     Option("seq_len", "length", "Tokens a sequence; 16k is 16384.", high=LARGEST_SEQ, default="2048", often=True),
     Option("packing", "choice", "A document a sequence, or end to end.", "job", choices=get_args(Packing)),
     Option("mean_seq_len", "length", "Mean tokens of a document.", high=LARGEST_SEQ, default="they fill the sequence"),
+    Option("image_tokens", "whole",
+           "Tokens of each sequence that are images', as the language model sees them; patches of the tower follow.",
+           "job", 1, LARGEST_SEQ, default="text alone", field="images"),
     Option("global_batch_size", "whole", "Sequences an optimizer step.", "job", 1, LARGEST_BATCH, trust=6,
            replaced_by=("micro_batch_size", "grad_accum"), often=True),
 )  # fmt: skip

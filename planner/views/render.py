@@ -119,6 +119,8 @@ def assumed_text(question: Question, shown: Iterable[Estimate]) -> list[str]:
 
 def _documents(job: TrainingJob) -> str:
     """How documents fill a sequence, when they do not do so exactly."""
+    if job.image_tokens:
+        return f" ({job.image_tokens} of images)"
     if job.mean_seq_len is None:
         return ""
     useful = "" if job.useful_share == 1 else f", {job.useful_share:.0%} of the computed tokens useful"

@@ -32,19 +32,23 @@ SIZES: dict[str, Any] = {
     "head_dim": 32,
 }
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_chunk_size": 32}
+MORE_HEADS: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4}
+"""Over tensor ranks, each of which has several."""
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "arcee": {},
-    "cohere": {},
-    "gemma": {},
-    "glm": {},
-    "granite": {},
+    "arcee": MORE_HEADS,
+    "cohere": MORE_HEADS,
+    "gemma": MORE_HEADS,
+    "glm": MORE_HEADS,
+    "granite": MORE_HEADS,
     "helium": {},
-    "olmo2": {},
+    "olmo2": MORE_HEADS,
     "seed_oss": {},
-    "starcoder2": {},
-    "smollm3": {"num_hidden_layers": 5},
+    "starcoder2": MORE_HEADS,
+    "smollm3": {"num_hidden_layers": 5, **MORE_HEADS},
     "llama4_text": {"num_hidden_layers": 5, "intermediate_size_mlp": 320, "num_local_experts": 4, "moe_layers": [1, 3]},
-    "glm4_moe": {"n_routed_experts": 8, "moe_intermediate_size": 64, "first_k_dense_replace": 1, "n_group": 1},
+    "glm4_moe": {
+        "n_routed_experts": 8, "moe_intermediate_size": 64, "first_k_dense_replace": 1, "n_group": 1, **MORE_HEADS,
+    },
     "mimo_v2_flash": {"n_routed_experts": 8, "moe_intermediate_size": 64},
     "apertus": {},
     "mamba2": {"num_heads": 8, "state_size": 16, "n_groups": 1, "chunk_size": 32},
@@ -77,6 +81,8 @@ SEEING: dict[str, dict[str, Any]] = {
 """Models with a tower beside the decoder, which is of `SIZES`; they are trained on text."""
 WIDER: dict[str, Any] = {"hidden_size": 512, "num_attention_heads": 16, "num_key_value_heads": 4}
 """Under FSDP2, which sends the last norm apart: calls under 1 KB are not counted."""
+SPLIT = ("arcee", "cohere", "gemma", "glm", "glm4_moe", "granite", "olmo2", "smollm3", "starcoder2")
+"""Those whose tensor plan is described."""
 DECODERS: dict[str, dict[str, Any]] = {
     "gemma3": {"model_type": "gemma3_text", "layer_types": ["sliding_attention", "full_attention"] * 2},
     "internvl": {"model_type": "qwen2"},

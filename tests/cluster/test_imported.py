@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from combinations import Combination
-from imports import ARCHITECTURES, MIXTURES, SEEING, SLOW, imported_case
+from imports import ARCHITECTURES, MIXTURES, SEEING, SLOW, SPLIT, imported_case
 from pairs import check_needs, draws, run
 
 from planner.spec.job import Method, Precision
@@ -37,9 +37,13 @@ class Drawn(NamedTuple):
         return f"{self.one.name}-{self.architecture}"
 
 
-def every(architectures: tuple[str, ...]) -> dict[str, Drawn]:
+def every(
+    architectures: tuple[str, ...],
+    engines: tuple[tuple[str, int], ...] = ENGINES,
+    methods: tuple[Method, ...] = METHODS,
+) -> dict[str, Drawn]:
     """All combinations of some architectures, by name."""
-    combinations = product(ENGINES, METHODS, PRECISIONS, ("none", "full"), architectures)
+    combinations = product(engines, methods, PRECISIONS, ("none", "full"), architectures)
     found = (
         Drawn(Combination(*engine, method, precision, recompute), architecture)
         for engine, method, precision, recompute, architecture in combinations
@@ -51,6 +55,7 @@ def every(architectures: tuple[str, ...]) -> dict[str, Drawn]:
 QUICK = every(tuple(name for name in ARCHITECTURES if name not in SLOW))
 IN_CHUNKS = every(SLOW)
 SEE = every(tuple(SEEING))
+OVER_TENSOR_RANKS = every(SPLIT, (("transformers-tp", 3),), ("full",))
 
 
 def check(drawn: Drawn, folder: Path) -> None:
@@ -67,6 +72,17 @@ def test_an_imported_model_needs_what_was_planned(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", draws(SEE, SEED, 1))
 def test_a_model_that_sees_needs_on_text_what_was_planned(name: str, tmp_path: Path) -> None:
     check(SEE[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", draws(OVER_TENSOR_RANKS, SEED, 1))
+def test_tensor_ranks_of_an_imported_model_need_what_was_planned(name: str, tmp_path: Path) -> None:
+    check(OVER_TENSOR_RANKS[name], tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", draws(OVER_TENSOR_RANKS, SEED, 15, 1))
+def test_tensor_ranks_of_more_imported_models_need_what_was_planned(name: str, tmp_path: Path) -> None:
+    check(OVER_TENSOR_RANKS[name], tmp_path)
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ import test_resume
 import torch
 from agents import Finished, make_plan, run_warm
 from cases import SEQ_LEN, Case, Reference, job
-from imports import ARCHITECTURES, MIXTURES, SLOW, imported_case, refused
+from imports import ARCHITECTURES, MIXTURES, SLOW, SPLIT, imported_case, refused
 from msgspec.structs import replace
 from pairs import draws
 from test_equivalence import LARGEST_METRIC_ERROR, LARGEST_WEIGHT_ERROR, deviations
@@ -35,6 +35,10 @@ LAYOUTS = {
     "fsdp2": Layout(engine="fsdp2", dp_shard=2, zero_stage=3),
     "hsdp": Layout(engine="fsdp2", dp_replicate=2, dp_shard=2, zero_stage=3),
     **{f"zero{stage}": Layout(engine="deepspeed", dp_shard=2, zero_stage=stage) for stage in (1, 2, 3)},
+}
+OVER_TENSOR_RANKS = {
+    "tp2": Layout(engine="transformers-tp", tp=2, zero_stage=3),
+    "tp2-fsdp2": Layout(engine="transformers-tp", tp=2, dp_shard=2, zero_stage=3),
 }
 SEQUENCES, STEPS = 8, 8
 ALONE = ("apertus", "seed_oss")
@@ -61,7 +65,7 @@ class Drawn(NamedTuple):
     def case(self) -> Case:
         """In fp32, for a few steps, since rounding grows with them: in one process with other micro-batches OLMo 2's
         gradient norm is 8e-8 off after 3 steps, and 2e-3 after 11."""
-        layout = LAYOUTS[self.layout]
+        layout = (LAYOUTS | OVER_TENSOR_RANKS)[self.layout]
         micro = SEQUENCES // layout.data_parallel // self.accum
         layout = replace(layout, recompute=self.recompute, micro_batch_size=micro, grad_accum=self.accum)
         trained = job(self.method)
@@ -76,17 +80,19 @@ EVERY = [
     for drawn in (Drawn(*one),)
     if drawn.architecture not in MIXTURES or not (drawn.layout.startswith("zero") or drawn.method == "qlora")
 ]
-ALL = {drawn.name: drawn for drawn in EVERY}
+SPLITS = [Drawn(*one) for one in product(SPLIT, OVER_TENSOR_RANKS, METHODS[:1], ("none", "full"), (1, 2))]
+ALL = {drawn.name: drawn for drawn in EVERY + SPLITS}
 QUICK = [drawn.name for drawn in EVERY if drawn.architecture not in SLOW]
 OTHERS = [drawn.name for drawn in EVERY if drawn.architecture in SLOW]
 RESUMED = {
     "mamba2": ("zero2", "ddp"),
-    "glm4_moe": ("ddp", "fsdp2"),
+    "glm4_moe": ("tp2-fsdp2", "fsdp2"),
     "olmo2": ("zero3", "fsdp2"),
     "qwen3_next": ("fsdp2", "hsdp"),
+    "cohere": ("tp2-fsdp2", "fsdp2"),
 }
-"""Architectures whose rank is killed: a mixture, norms after branches, chunks, a loop over chunks; with the layout that
-they are trained in, and another one that they go on in."""
+"""Architectures whose rank is killed: a mixture, norms after branches, chunks, a loop over chunks, tensor ranks; with
+the layout that they are trained in, and another one that they go on in."""
 
 
 def trained(case: Case, folder: Path, *arguments: str, **how: Any) -> Finished:
@@ -122,6 +128,17 @@ def check_loads(plan: Plan, run: Finished, target: Path) -> None:
 
 @pytest.mark.parametrize("name", draws(QUICK, SEED, 2))
 def test_ranks_train_what_one_process_trains(name: str, reference: Reference, tmp_path: Path) -> None:
+    check_learns(name, reference, tmp_path)
+
+
+@pytest.mark.parametrize("name", draws([drawn.name for drawn in SPLITS], SEED, 1))
+def test_tensor_ranks_train_what_one_process_trains(name: str, reference: Reference, tmp_path: Path) -> None:
+    check_learns(name, reference, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", draws([drawn.name for drawn in SPLITS], SEED, 15, 1))
+def test_more_tensor_ranks_train_what_one_process_trains(name: str, reference: Reference, tmp_path: Path) -> None:
     check_learns(name, reference, tmp_path)
 
 

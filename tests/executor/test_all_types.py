@@ -32,6 +32,7 @@ ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 INDEXER = {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 2048,
            "indexer_compress_ratio": 16}  # fmt: skip
 FIELDS: dict[str, dict[str, Any]] = {
+    "big_bird": {"is_decoder": True, "attention_type": "original_full"},
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 8, "clip_qkv": 8}},
     "deepseek_v2": {"num_experts_per_tok": 2},
@@ -49,10 +50,8 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 """Fields that every published config.json of a type has, and without whose defaults Transformers cannot build it."""
 REFUSED: dict[str, str] = {
-    "big_bird": "it chooses by the length of its sequences",
     "blt": "num_hidden_layers is None",
     "dbrx": "do not foretell",
-    "deepseek_v4": "do not grow in number with the length",
     "gemma3n": "Transformers cannot build it: ImportError",
     "gemma4_assistant": "Transformers cannot build it",
     "gemma4_unified_assistant": "Transformers cannot build it",
@@ -77,7 +76,9 @@ def config_file(kind: str, architecture: str) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if key not in ("transformers_version", "dtype")}
 
 
-HYBRID = re.compile("bamba|hybrid|falcon_h1|kimi|mamba|minimax|nemotron_h|next|qwen3_5|qwen4|zamba|lstm|doge")
+HYBRID = re.compile(
+    "bamba|hybrid|deepseek_v4|falcon_h1|gemma3n|kimi|mamba|minimax|nemotron_h|next|qwen3_5|qwen4|rwkv|zamba|lstm|doge"
+)
 """Types that take minutes: they have loops over chunks, or many operations a layer."""
 REFUSED_SEEING = {"mllama": "takes part in the loss in some of its layers alone"}
 """The same of models that see."""

@@ -1,6 +1,7 @@
-"""Claims about described models: their own code's weights and peaks, those of families written by hand, and refusals.
+"""Claims about described models: their own code's weights and peaks, and refusals.
 
-Not here: what a description may say (tests/planner/test_described.py).
+Not here: what a description may say (tests/planner/test_described.py), or families that are written by hand beside
+theirs (test_by_hand.py).
 """
 
 from __future__ import annotations
@@ -36,17 +37,13 @@ from executor.worker.imported.record import NotDescribed
 from executor.worker.trace.trace import trace
 from planner.basics.command import INTERRUPTED
 from planner.basics.errors import PlannerError
-from planner.figures.work import unit_work
-from planner.inventory import Stage, parameters, walk
-from planner.inventory.compute import Compute
+from planner.inventory import parameters
 from planner.parallelism.case import Case
 from planner.spec import Layout, ModelSpec, TrainingJob, importing, presets
-from planner.spec.huggingface import config_dict
 from planner.spec.huggingface import spec_of as model_spec
 from planner.spec.importing import read_described
 from planner.spec.job import Precision
 from scripts.trace_pairs import planned
-from tests.planner.families import small
 
 IMPORTED = (
     "apertus", "arcee", "aria_text", "bitnet", "codegen", "cohere", "cohere2", "cwm", "emu3", "ernie4_5", "exaone4",
@@ -101,31 +98,6 @@ def test_peak_of_a_described_model_is_that_of_a_trace_at_other_sizes(
     assert report.memory.peak.error_percent == pytest.approx(0, abs=0.5)
     for line in report.traffic.lines:
         assert line.error_percent == pytest.approx(0, abs=1e-6), line
-
-
-BY_HAND = ("llama", "mistral", "qwen2", "qwen3")
-POSITION_BYTES = 8
-"""Of the positions' indices, which a checkpoint of a layer keeps beside its cosines; by hand they are left out."""
-
-
-@pytest.mark.parametrize(("variant", "weight_bytes"), [("mixed", 4), ("pure", 2)])
-@pytest.mark.parametrize("family", BY_HAND)
-def test_a_family_by_hand_and_described_holds_the_same(
-    family: str, variant: str, weight_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_hand = small(family)
-    model = described(config_dict(by_hand), variant, monkeypatch)
-    batch, seq = 3, 4096
-    whole = Stage(True, True, (("layer", by_hand.layers),))
-
-    assert parameters(model) == parameters(by_hand)
-    for recompute, more in (("none", 0), ("full", POSITION_BYTES * seq)):
-        compute = Compute(weight_bytes=weight_bytes, element_bytes=2, autocast=variant == "mixed", recompute=recompute)
-        fullest = [
-            max(sum(size.at(batch, seq) for size in moment.live) for moment in walk(one, compute, whole).moments)
-            for one in (by_hand, model)
-        ]
-        assert fullest[1] - fullest[0] == pytest.approx(more, abs=1), recompute
 
 
 BAD: dict[str, tuple[object, str]] = {
@@ -279,20 +251,3 @@ def test_a_model_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(PlannerError, match="is not a family planned here"):
         model_spec(raw | {"hidden_size": 128}, tmp_path / "config.json", "mine")
     assert len(list((tmp_path / "meshwright" / "models").iterdir())) == 1
-
-
-@pytest.mark.parametrize("family", ["qwen3", "mixtral"])
-def test_a_family_by_hand_and_described_computes_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    by_hand = small(family)
-    model = described(config_dict(by_hand), "pure", monkeypatch)
-    layout = Layout(engine="fsdp2", dp_shard=8, zero_stage=3, micro_batch_size=2)
-    job = TrainingJob(precision="bf16", seq_len=4096)
-    cluster = msgspec.structs.replace(presets.cluster("dgx-h100"), nodes=1)
-    one, other = (
-        unit_work(Case(each, job, layout, cluster, presets.runtime("accelerate-fsdp2"))) for each in (by_hand, model)
-    )
-
-    for unit in other:
-        for direction in ("forward", "backward"):
-            flops, own = getattr(one[unit], direction).flops, getattr(other[unit], direction).flops
-            assert own == pytest.approx(flops, rel=1e-6), (unit, direction)

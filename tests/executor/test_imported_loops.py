@@ -16,7 +16,7 @@ from executor.measure import trace as traces
 from executor.worker.imported import describe as describing
 from executor.worker.imported.describe import built, config_of, describe
 from executor.worker.imported.facts import spec_of
-from executor.worker.imported.programs import PRODUCTS
+from executor.worker.imported.operations import PRODUCTS
 from executor.worker.imported.record import fake_device, record
 from executor.worker.trace.trace import trace
 from planner.inventory import parameters

@@ -204,7 +204,10 @@ def test_recomputed_attention_keeps_queries_and_keys_as_positions_leave_them(mod
     "layout",
     [
         {"engine": "ddp", "dp_replicate": 4, "grad_accum": 2},
-        {"engine": "fsdp2", "dp_shard": 4, "zero_stage": 3, "recompute": "full", "micro_batch_size": 2},
+        pytest.param(
+            {"engine": "fsdp2", "dp_shard": 4, "zero_stage": 3, "recompute": "full", "micro_batch_size": 2},
+            marks=pytest.mark.long,
+        ),
         {"engine": "fsdp2", "dp_shard": 2, "dp_replicate": 2, "zero_stage": 3, "reshard_after_forward": False},
         # Autocast's copies of the weights wait for the end of the forward, not for their layer's backward.
         {"engine": "ddp", "dp_replicate": 4, "recompute": "full", "micro_batch_size": 8},

@@ -39,6 +39,7 @@ LEADING_NOWHERE = (
     ('["free",0]', '["free",999]', "keeps or makes what is not there"),
     ('["grad",0,0]', '["grad",999,0]', "keeps or makes what is not there"),
     ('"ends":[0]', '"ends":[999]', "ends or gives a storage that is not there"),
+    ('"split":0', '"split":9', "tail.split: is not there"),
     ('"schema":"model/1"', '"schema":"model/9"', "is not model/1"),
     (f'"record":{RECORD}', '"record":0', "is not model/1"),
     ('{"schema"', '{"schema', "is no description of a model"),

@@ -35,7 +35,6 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "acc_ds_file.yaml": ("--model 8b", ("num_processes=16", "ds_mismatch.json", "train_batch_size", "2.")),
     "acc_fsdp2_cp.yaml": ("--model 8b", ("cp=2",)),
     "tt_dsv3_16b.toml": ("--gpus 8", ("deepseek_v3-16b", "--model NAME")),
-    "trl_recipe.yaml": ("--gpus 8", ("is not a configuration known here",)),
     "megatron_args.yaml": ("--gpus 16", ("is not a configuration known here",)),
 }
 ANSWERED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -52,6 +51,7 @@ ANSWERED: dict[str, tuple[str, dict[str, Any]]] = {
     "axolotl_hsdp_tp.yaml": ("", {"verdict": {"yes"}, "runtime": "transformers-tp"}),
     "acc_fsdp2_tp.yaml": ("--model 8b", {"verdict": {"yes"}, "runtime": "transformers-tp"}),
     "ds_autotp.json": ("--model 8b --gpus 4", {"verdict": {"yes"}, "runtime": "deepspeed-autotp"}),
+    "trl_recipe.yaml": ("--gpus 8", {"verdict": {"yes"}, "strategy": "ddp", "method": "full"}),
     "tt_70b_8xb200.toml": ("--gpu b200-180gb", {"runtime": "torchtitan-compiled", "verdict": {"unsure"}}),
 }
 
@@ -91,6 +91,8 @@ LEAST: dict[str, dict[str, Any]] = {
     "torchtitan": {"model": {"name": "llama3", "flavor": "8B"}, "parallelism": {"pipeline_parallel_degree": 2}},
     "Axolotl": {"base_model": "meta-llama/Llama-3.1-8B", "adapter": "lora"},
     "LLaMA-Factory": {"model_name_or_path": "meta-llama/Llama-3.1-8B", "finetuning_type": "full", "do_train": True},
+    "TRL": {"model_name_or_path": "meta-llama/Llama-3.1-8B", "bf16": True, "dtype": "bfloat16", "use_peft": True},
+    "torchrun": {"nproc_per_node": 8},
 }
 """A file of each format with nothing in it that asks for anything."""
 KINDS = ("harmless", "time", "adds", "takes", "decides")

@@ -32,6 +32,7 @@ NAMING: dict[str, tuple[Table, str]] = {
         {"model_name_or_path": "meta-llama/Llama-3.1-8B", "finetuning_type": "full", "deepspeed": "ds.json"},
         "deepspeed",
     ),
+    "TRL": ({"model_name_or_path": "meta-llama/Llama-3.1-8B", "bf16": None, "deepspeed": "ds.json"}, "deepspeed"),
 }
 """A file of each format that names DeepSpeed's."""
 
@@ -85,6 +86,7 @@ OWN: dict[str, dict[str, tuple[str, Any, Any]]] = {
         "precision": ("fp16", True, None),
     },
 }
+OWN["TRL"] = OWN["LLaMA-Factory"]  # both hand on Trainer's arguments
 """The key of each format that says the same, a value that agrees, and one that does not."""
 
 PAIRS = [(name, option) for name, fields in OWN.items() for option in fields]

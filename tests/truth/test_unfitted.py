@@ -73,7 +73,7 @@ def test_prime_rl_s_dense_models_take_their_time_within_a_quarter(number: int):
     assert abs(step_ratio(rows("prime_rl_sft")[number]) - 1) <= 0.25
 
 
-@pytest.mark.parametrize(("number", "ratio"), [(2, 0.74), (4, 0.60), (8, 0.51)])
+@pytest.mark.parametrize(("number", "ratio"), [(2, 0.77), (4, 0.62), (8, 0.51)])
 def test_short_steps_and_experts_of_prime_rl_take_longer_than_is_predicted(number: int, ratio: float):
     """Half a second and a second on one GPU: what its loop does beside a step is not known. Of experts, the exchange
     and the padding of their rows are open."""

@@ -18,17 +18,20 @@ IGNORED = -100
 class Batch(NamedTuple):
     """Inputs and the token that follows each of them, (micro_batch_size, width) both.
 
-    `positions` are there where a row holds several documents: they begin at 0 in each.
+    `positions` are there where a row holds several documents: they begin at 0 in each. `images` are what a model is
+    given of images, by the names of its arguments.
     """
 
     inputs: torch.Tensor
     targets: torch.Tensor
     positions: torch.Tensor | None = None
+    images: dict[str, torch.Tensor] | None = None
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device."""
         positions = None if self.positions is None else self.positions.to(device)
-        return Batch(self.inputs.to(device), self.targets.to(device), positions)
+        images = None if self.images is None else {name: one.to(device) for name, one in self.images.items()}
+        return Batch(self.inputs.to(device), self.targets.to(device), positions, images)
 
 
 class TrainingRows(ABC):

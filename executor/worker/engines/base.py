@@ -164,6 +164,7 @@ class RankEngine(ABC):
             num_items_in_batch=items,
             use_cache=False,
             **self._apart(batch),
+            **(batch.images or {}),
         ).loss
         return loss
 

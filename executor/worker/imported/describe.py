@@ -17,13 +17,14 @@ from copy import deepcopy
 from functools import partial
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from msgspec.structs import replace
 from torch import nn
 
 from executor.worker.imported.lengths import DYNAMIC, UNIT, RecordedLengths, lengths_of, recordings
+from executor.worker.imported.operations import Products
 from executor.worker.imported.record import (
     CodeFails,
     NotDescribed,
@@ -34,6 +35,8 @@ from executor.worker.imported.record import (
     record,
 )
 from executor.worker.imported.recorded import Recorded
+from executor.worker.imported.split import ways_of
+from executor.worker.imported.towers import Small, seeing
 from executor.worker.model.layers import (
     auto_class,
     can_recompute,
@@ -50,12 +53,11 @@ from planner.inventory.units import ENDS
 from planner.spec.causal import other_than_causal, sentence
 from planner.spec.described import (
     DEVICES_RECORDED,
+    IMAGES,
     TOWER,
-    Attend,
     Described,
     DescribedUnit,
     DescribedWeight,
-    OtherProduct,
     Program,
 )
 from planner.spec.importing import TRUSTED
@@ -71,6 +73,7 @@ DEVICES = DEVICES_RECORDED
 LISTED = ("layer_types", "layers_block_type", "block_types")
 """Keys of a configuration that name the kind of each layer."""
 MOST_LAYERS = 2000
+Made = TypeVar("Made")
 MOST_KINDS = 8
 """Kinds of layers that a description may have."""
 
@@ -152,13 +155,26 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path
         unit: DescribedUnit(
             weights=_marked(whole, names[unit], weights[unit], every[-1].unused),
             programs=programs[unit],
-            attention=first.products[unit][0],
-            products=first.products[unit][1],
+            attention=first.products[unit].attention,
+            products=first.products[unit].others,
+            scores=first.products[unit].scores,
         )
         for unit in programs
     }
+    towers, blind = None, ""
     if weights[TOWER]:
         units[TOWER] = DescribedUnit(weights=tuple(replace(one, use="unused") for one in weights[TOWER]), programs={})
+        build = partial(build, padded=padded or first.padded)
+        small = Small(partial(build, few), first.lengths, spots, _names_by_unit, experts)
+        try:
+            with uncollected():
+                towers, changed = seeing(
+                    config, small, lambda layers: partial(build, of_layers(configured(), layers)), VARIANTS,
+                    partial(_on_each, devices), units,
+                )  # fmt: skip
+            units |= {f"{unit}{IMAGES}": one for unit, one in changed.items()}
+        except NotDescribed as error:
+            blind = str(error)
     return Described(
         config=raw,
         transformers=transformers.__version__,
@@ -170,13 +186,32 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path
         longest=first.lengths.longest(text),
         unused=every[-1].unused,
         towers=towers_of(whole),
+        seeing=towers,
+        blind=blind,
         norm_apart=norm_apart(whole),
         shared=shared_weights(whole),
         adapts=all(made.adapts for made in every),
-        recomputes=can_recompute(whole),
+        recomputes=can_recompute(whole) and not leaves_tensors(programs),
         padded=padded or first.padded,
         remote_code=folder is not None and kind not in CONFIG_MAPPING,
+        unsplit=next((made.unsplit for made in every if made.unsplit), ""),
     )
+
+
+def _names_by_unit(model: Any, spots: Mapping[str, int]) -> dict[str, dict[str, str]]:
+    return names_of(model, layers_of(model)[0], spots)
+
+
+def leaves_tensors(programs: Mapping[str, Mapping[str, Program]]) -> bool:
+    """Whether layers read what others left until the end of the forward, such as keys and values. A layer that runs
+    again leaves new ones, with the graph behind them and all that it holds."""
+    read = {place for found in programs.values() for one in found.values() for place in one.outside}
+    return any(_stored(one, place) in one.held for unit, place in read for one in programs[unit].values())
+
+
+def _stored(program: Program, place: int) -> int:
+    """The storage of a place in the graph that a unit made."""
+    return [where for step in program.steps for where, _ in step.gives][place - 1]
 
 
 def _runs(model: Any) -> bool:
@@ -191,16 +226,17 @@ def _runs(model: Any) -> bool:
 class OnDevice(NamedTuple):
     """What is recorded of a model on one kind of device: the lengths; by unit its programs in each number format, and
     attention and products beside linear modules; the weights that no gradient is made of; whether adapters' programs
-    are those of frozen weights; whether its code runs with its token of padding alone; and the weights that the
-    embedding reads though the model registers them after its layers."""
+    are those of frozen weights; whether its code runs with its token of padding alone; the weights that the embedding
+    reads though the model registers them after its layers; and why no tensor ranks are described, if they are not."""
 
     lengths: RecordedLengths
     programs: dict[str, dict[str, Program]]
-    products: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]]
+    products: dict[str, Products]
     unused: tuple[str, ...]
     adapts: bool
     padded: bool
     read_first: tuple[str, ...]
+    unsplit: str
 
 
 def recorded_on(build: Callable[..., Any], spots: Mapping[str, int], experts: Collection[str], device: str) -> OnDevice:
@@ -208,11 +244,11 @@ def recorded_on(build: Callable[..., Any], spots: Mapping[str, int], experts: Co
     and of the layers at `spots`. `experts` are the units that have weights of experts."""
     lengths: RecordedLengths | None = None
     programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *spots)}
-    products: dict[str, tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]] = {}
+    products: dict[str, Products] = {}
     recorded = {unit: ("layer" if unit in spots else unit, spots.get(unit, 0)) for unit in programs}
     unused: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
-    adapts, padded = True, False
+    adapts, padded, unsplit = True, False, ""
     failed: list[CodeFails] = []
     for variant, (dtype, autocast) in VARIANTS.items():
         with fake_device(cuda=device == "cuda"):
@@ -235,12 +271,13 @@ def recorded_on(build: Callable[..., Any], spots: Mapping[str, int], experts: Co
         for unit in programs:
             made, programs[unit][f"{variant}-{device}"] = runs.program(unit, recorded, names)
             products.setdefault(unit, made.products(experts=unit in experts))
+        unsplit = unsplit or runs.every.split.why
     if lengths is None or not products:
         raise failed[0]
-    return OnDevice(lengths, programs, products, unused, adapts, padded, first)
+    return OnDevice(lengths, programs, products, unused, adapts, padded, first, unsplit)
 
 
-def _on_each(devices: Sequence[str], made: Callable[[str], OnDevice]) -> list[OnDevice]:
+def _on_each(devices: Sequence[str], made: Callable[[str], Made]) -> list[Made]:
     """What is made on each kind of device, where there are several in a process for each: they share nothing, and one
     takes half of an import's time."""
     if len(devices) == 1:
@@ -342,9 +379,11 @@ def _signature(layer: nn.Module) -> tuple[Any, ...]:
 
 
 def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """Switches of a module that may differ from layer to layer, and that its weights do not show: NoPE, a window."""
+    """Switches of a module that may differ from layer to layer, and that its weights do not show: NoPE, a window; of
+    fractions, whether they are 0."""
     found = ((key, value) for key, value in vars(module).items() if not NUMBERED.search(key))
-    return tuple(sorted((key, str(value)) for key, value in found if value is None or isinstance(value, int)))
+    known = ((key, value != 0 if isinstance(value, float) else value) for key, value in found)
+    return tuple(sorted((key, str(value)) for key, value in known if value is None or isinstance(value, int)))
 
 
 def places_of(kinds: Sequence[str]) -> dict[str, int]:
@@ -437,7 +476,7 @@ def weights_of(model: Any, names: dict[str, str]) -> tuple[DescribedWeight, ...]
     """The weights of a unit with their shapes and uses."""
     modules = dict(model.named_modules())
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    plan = getattr(model, "_tp_plan", None) or {}
+    ways = ways_of(model)
     found = []
     for name, own in names.items():
         if name not in shapes:
@@ -448,12 +487,14 @@ def weights_of(model: Any, names: dict[str, str]) -> tuple[DescribedWeight, ...]
             use = "linear"
         elif _is_experts(modules[module], shapes[name]):
             use = "expert"
+        split, gathers = ways.get(name, (None, False))
         found.append(
             DescribedWeight(
                 name=own,
                 shape=shapes[name],
                 use=use,
-                split=_split(plan, name),
+                split=split,
+                gathers=gathers,
                 transposed=type(modules[module]).__name__ == "Conv1D",
             )
         )
@@ -462,12 +503,6 @@ def weights_of(model: Any, names: dict[str, str]) -> tuple[DescribedWeight, ...]
 
 def _is_experts(module: nn.Module, shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and hasattr(module, "num_experts") and shape[0] == module.num_experts
-
-
-def _split(plan: dict[str, str], name: str) -> int | None:
-    pattern = re.sub(r"\.\d+\.", ".*.", name.removesuffix(".weight"))
-    style = plan.get(pattern) or plan.get(name)
-    return {"colwise": 0, "rowwise": 1, "colwise_gather_output": 0}.get(style or "")
 
 
 def unused_weights(model: Any, every: Recorded, towers: Collection[str]) -> tuple[str, ...]:

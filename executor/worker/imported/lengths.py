@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from itertools import pairwise, starmap
+from itertools import combinations, pairwise, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,8 @@ from executor.worker.imported.between import joined, takes_part
 from executor.worker.imported.loops import aligned, looped
 from executor.worker.imported.programs import UnitProgram
 from executor.worker.imported.record import ModelRecording, NotDescribed, Place, UnitName, named, record
-from executor.worker.imported.recorded import OtherWithoutGradients, Point, Recorded
+from executor.worker.imported.recorded import OtherWithoutGradients, Recorded
+from executor.worker.imported.split import Point, SplitRecordings, split_recordings
 from planner.spec.described import Program
 
 PADS = tuple(2**power for power in range(3, 10))
@@ -26,6 +27,8 @@ PADS = tuple(2**power for power in range(3, 10))
 MOST_PADDED = 1024
 WINDOW = re.compile("window|attention_chunk")
 """Keys of a configuration that name how far attention sees."""
+CHUNK = re.compile("^(?!num_).*(chunk|block)")
+"""Keys of a configuration that may name a chunk."""
 CHOSEN = re.compile("index_topk|indexer_budget")
 """Keys of a configuration that name how many positions attention chooses."""
 FAR = 4000
@@ -41,6 +44,8 @@ UNIT, UNIT_LOOPED = 32, 4
 """Positions of a step where nothing is padded; fewer where a loop may have an iteration for each."""
 BEYOND, FAR_LOOPED = 9, 17
 """Steps of the length at which loops must be as foretold with gradients, and (sizes alone) without."""
+
+LOOPS = "its loops over a sequence are not recorded over tensor ranks"
 
 
 class RecordedLengths(NamedTuple):
@@ -59,7 +64,7 @@ class RecordedLengths(NamedTuple):
     def longest(self, config: Any) -> int:
         """The most positions at which sizes are known: the smallest window of a configuration that no recorded length
         is beyond, since attention has other masks there, or the end of its positions where these stretch. 0 without."""
-        recorded = max(length for _, length in self.points)
+        recorded = max(length for _, length, *_ in self.points)
         ends = re.compile(f"{WINDOW.pattern}|{'|'.join(POSITIONS)}") if _stretches(config) else WINDOW
         values = (value for key, value in vars(config).items() if ends.search(key) and type(value) is int)
         return min((value for value in values if value >= recorded), default=0)
@@ -85,7 +90,9 @@ def lengths_of(model: Any) -> RecordedLengths:
     config = model.config.get_text_config()
     named = _named_multiples(config)
     multiples = [*named, *sorted({*PADS} - {*named})]
-    steps = [(1, UNIT), *((1, one) for one in _chosen(config)), *((one, one) for one in multiples)]
+    chosen = _chosen(config)
+    compressed = [(rate, one * least) for one in chosen for least, rate in combinations(_rates(config), 2)]
+    steps = [(1, UNIT), *compressed, *((1, one) for one in chosen), *((one, one) for one in multiples)]
     best = next(filter(None, starmap(found, [*steps, *((1, one) for one in PADS[-2:])])), None)
     if best is None:
         raise refusals[0]
@@ -103,9 +110,15 @@ def _chosen(config: Any) -> list[int]:
     return [value for value in values if value > UNIT]
 
 
+def _rates(config: Any) -> list[int]:
+    """How many positions a configuration's layers compress into one, of which attention then chooses."""
+    found = getattr(config, "compress_rates", None)
+    return sorted(set(found.values())) if isinstance(found, dict) else []
+
+
 def _named_multiples(config: Any) -> list[int]:
     """Numbers of a configuration that may be chunks of its layers."""
-    values = {value for key, value in vars(config).items() if "chunk" in key or "block" in key if type(value) is int}
+    values = {value for key, value in vars(config).items() if CHUNK.search(key) and type(value) is int}
     return sorted(value for value in values if 1 < value <= MOST_PADDED)
 
 
@@ -143,7 +156,7 @@ def _lengths(runs: _Forwards, multiple: int, unit: int) -> RecordedLengths:
     if all(runs.count(one * unit) == count for one in (3, 4, BEYOND) if one * unit <= within or unit == multiple):
         lengths = [unit * one for one in STRAIGHT[runs.count(unit) != count]]
         far = multiple * max(min(FAR, runs.positions) // multiple, BEYOND)
-        far = far if far > lengths[-1] else lengths[-1] + unit // 2 + 1
+        far = far if far > lengths[-1] else lengths[-1] + multiple * (unit // 2 // multiple + 1)
         far -= multiple * (far // multiple % 2 == 0 and far > multiple * BEYOND)
         runs.foretell(lengths, far)
         return RecordedLengths(multiple, _points(lengths, far), False)
@@ -183,7 +196,8 @@ class Recordings(NamedTuple):
         if self.far is None:
             return made, program
         longer = made_of(*self.far)[1]
-        return made, looped(program, longer, self.every.points[0], self.far[0].points[0])
+        (batch, seq), far = self.every.points[0], self.far[0].points[0]
+        return made, looped(program, longer, (batch, seq), (far[0], far[1]))
 
 
 def _place_of(
@@ -207,7 +221,7 @@ def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool) -> Recor
     if other := next((key for key, value in _choices(model).items() if chosen.get(key) != value), None):
         raise NotDescribed(f"it chooses by the length of its sequences ({other})")
     runs = [record(model, *point, autocast=autocast) for point in lengths.points]
-    between = takes_part(runs[0])
+    between = len(first) == 2 and takes_part(runs[0])
 
     def again(point: Point, **how: bool) -> ModelRecording:
         run = record(model, *point, autocast=autocast, **how)
@@ -215,13 +229,14 @@ def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool) -> Recor
 
     if between:
         runs = list(map(joined, runs))
+    split = SplitRecordings(LOOPS) if lengths.loops else split_recordings(model, lengths.points, runs, again)
     far = None
     try:
-        every = Recorded(runs, again(first, gradients=False), lengths.points)
+        every = Recorded(runs, again(first, gradients=False), lengths.points, split=split)
         if lengths.loops:
             far = Recorded(runs[-1:], again(last, gradients=False), (last,))
     except OtherWithoutGradients:
-        every = Recorded(runs, again(first, forgets=True), lengths.points)
+        every = Recorded(runs, again(first, forgets=True), lengths.points, split=split)
         if lengths.loops:
             far = Recorded(runs[-1:], again(last, forgets=True), (last,))
     frozen = _frozen(every, model, again)

@@ -190,7 +190,7 @@ def _valued(program: Program, batch: int, length: int) -> Program:
     """A program with the bytes that its sizes are at one batch and length."""
 
     def value(size: ByteCount) -> float:
-        return float(round(float(_terms(size).at(batch, length))))
+        return float(round(float(terms(size).at(batch, length))))
 
     whole = with_sizes(msgspec.to_builtins(program), value)
     for name in ("starts", "starts_back"):
@@ -199,5 +199,6 @@ def _valued(program: Program, batch: int, length: int) -> Program:
     return msgspec.convert(whole, Program)
 
 
-def _terms(size: ByteCount) -> Size:
+def terms(size: ByteCount) -> Size:
+    """A size of a description with all its terms."""
     return Size(size) if isinstance(size, float | int) else Size(*size)

@@ -6,13 +6,24 @@ Not here: making recordings (record.py), their sizes (recorded.py), or which uni
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TypeGuard
 
 import numpy as np
 from msgspec.structs import replace
 
+from executor.worker.imported.operations import (
+    ATTENTION,
+    COPY,
+    FORMATS,
+    GROUPED,
+    PRODUCTS,
+    Occurrences,
+    Products,
+    bytes_of,
+    columns,
+)
 from executor.worker.imported.record import (
     AutogradNode,
     Happening,
@@ -20,10 +31,12 @@ from executor.worker.imported.record import (
     NotDescribed,
     Operation,
     Place,
+    TensorSeen,
     UnitName,
     named,
 )
 from executor.worker.imported.recorded import Recorded
+from executor.worker.imported.split import added, terms_of
 from planner.spec.described import (
     INPUT,
     WEIGHT,
@@ -37,16 +50,9 @@ from planner.spec.described import (
     OtherProduct,
     Program,
     Step,
+    Summed,
     WeightGradient,
 )
-
-PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward"))
-GROUPED = "_grouped_mm"
-ATTENTION = "_scaled_dot_product"
-FORMATS = frozenset(("_to_copy", "sum"))
-"""What autograd does to give a gradient the format and the shape of its input (validate_outputs of its engine)."""
-Occurrences = int | tuple[float, ...]
-"""How many there are: a number, or the terms of a polynomial of batch and length."""
 
 
 class UnitProgram:
@@ -61,6 +67,10 @@ class UnitProgram:
         if unit[0] == "layer":
             begin = next(i for i, one in enumerate(forward) if one.kind == "enter" and one.what == unit)
             end = next(i for i, one in enumerate(forward) if one.kind == "leave" and one.what == unit)
+            self.given, self.result = forward[begin].tensor, forward[end].tensor
+        elif unit[0] == "gap":
+            begin = next(i for i, one in enumerate(forward) if one.kind == "leave" and one.what[1] == unit[1])
+            end = next(i for i, one in enumerate(forward) if one.kind == "enter" and one.what[1] == unit[1] + 1)
             self.given, self.result = forward[begin].tensor, forward[end].tensor
         elif unit[0] == "embed":
             begin, end = -1, next(i for i, one in enumerate(forward) if one.kind == "enter")
@@ -82,6 +92,8 @@ class UnitProgram:
         self.after: dict[int, int] = {}  # the step of each operation
         self.weights: dict[str, int] = {}
         """Places of the weights that are read in parts, by their names in the model."""
+        self.copied: dict[int, int] = {}
+        """Copies of whole weights, by their storages, and the steps that make them."""
         self.outside: list[tuple[UnitName, Place]] = []
         """Places that other units made, which it reads as -1, -2 and on."""
         self.lent: dict[int, int] = {}
@@ -89,14 +101,18 @@ class UnitProgram:
 
     @cached_property
     def shared(self) -> dict[int, int]:
-        """Storages that the embedding's unit leaves to all layers, with their numbers."""
+        """Storages that the embedding's unit leaves to all layers, with their numbers; copies of weights that autocast
+        keeps are the planner's own."""
         forward = self.recorded.halves[0]
         first = next(one for one in forward if one.kind == "enter")
+        weights = self.base.weights
+        copies = [op for op in self._of(("embed", 0)) if op.inside and op.name == "_to_copy"]
+        own = {one for op in copies if op.inputs[0].storage in weights for one in op.made}
         made = [one for op in self._of(("embed", 0)) for one in op.made if one != first.tensor.storage]
         gone = {storage for _, unit, storage in self.recorded.deaths if unit == ("embed", 0)}
-        weights = self.base.weights
         return {
-            one: -2 - place for place, one in enumerate(one for one in made if one not in gone and one not in weights)
+            one: -2 - place
+            for place, one in enumerate(one for one in made if not (one in gone or one in weights or one in own))
         }
 
     def _of(self, unit: UnitName) -> Iterator[Operation]:
@@ -105,11 +121,19 @@ class UnitProgram:
     def made(self) -> Program:
         """The program."""
         steps: list[Step] = []
-        pending, before = list(self.events), 0
+        pending, before, towers = list(self.events), 0, -1
+        given: tuple[int | None, ...] = ()
+        summed: list[Summed] = []
         while pending:
             event = pending.pop(0)
+            if event.kind == "op" and towers < 0 and self._reads_images(event.what):
+                towers = len(steps)
             if event.kind == "call":
                 before = len(steps)
+            elif event.kind == "experts":
+                given = tuple(self._place(one.place) for one in event.tensor)
+            elif event.kind == "summed" and len(given) == 2 and self.recorded.split.near is not None:
+                summed.append(Summed(len(steps), *given, self._place(event.tensor.place)))
             elif event.kind == "linear" and self._plain(event):
                 end = next(i for i, one in enumerate(pending) if one.kind == "made")
                 inner, pending = pending[: end + 1], pending[end + 1 :]
@@ -118,21 +142,37 @@ class UnitProgram:
                 steps += self._parted(event.what)
                 step = self._step(event.what)
                 self.after[event.what] = len(steps) if step is not None else len(steps) - 1
+                if step is not None and step.op == COPY and self._of_weight(step.node):
+                    self.copied[self.base.operations[event.what].made[0]] = len(steps)
                 if step is not None:
                     steps.append(step)
-        ends, later = self._ends()
+        ends, (returned, held) = self._ends()
+        copies = {self.local[storage]: place for storage, place in self.copied.items() if self.local[storage] in held}
+        ends.setdefault(len(steps) - 1, []).extend(copies)  # autocast holds them from there on
         out = self.result
         steps = [
-            step if not ends.get(place) else replace(step, ends=tuple(ends[place])) for place, step in enumerate(steps)
+            replace(step, ends=tuple(ends.get(place, ())), copy=place in copies.values())
+            for place, step in enumerate(steps)
         ]
         output = self._place(out.place)
         assert isinstance(output, int)
         shared = tuple(self.local[one] for one in self.shared if one in self.local) if self.unit[0] == "embed" else ()
         moved, back, starts, starts_back = self._sums()
         return Program(
-            steps=tuple(steps), output=output, shared=shared, returned=later[0], held=later[1], given=self._given(),
-            moved=moved, moved_back=back, starts=starts, starts_back=starts_back, before=before,
+            steps=tuple(steps), output=output, shared=shared, returned=returned,
+            held=tuple(one for one in held if one not in copies), given=self._given(),
+            moved=moved, moved_back=back, starts=starts, starts_back=starts_back, before=before, towers=towers,
+            summed=tuple(summed),
         )  # fmt: skip
+
+    def _of_weight(self, node: AutogradStep | None) -> bool:
+        """Whether an operation reads a whole weight and nothing else."""
+        return node is not None and len(node.reads) == 1 and isinstance(node.reads[0], str)
+
+    def _reads_images(self, index: int) -> bool:
+        """Whether an operation of the embedding's unit reads what towers made."""
+        inputs = self.base.operations[index].inputs
+        return self.unit[0] == "embed" and any(one.storage in self.base.images for one in inputs)
 
     def _given(self) -> tuple[int, ...] | None:
         """Of the storages that the embedding leaves to all layers, those that this one is called with; None for all."""
@@ -144,7 +184,7 @@ class UnitProgram:
 
     def _plain(self, event: Happening) -> bool:
         """Whether a linear module works on all tokens, one row each."""
-        batch, seq = self.recorded.points[0]
+        batch, seq = self.recorded.points[0][:2]
         once = f"{event.what}.weight" not in self.recorded.parted and self._calls[event.what] == 1
         return once and event.what in self.names_of_linears and int(np.prod(event.tensor.shape[:-1])) == batch * seq
 
@@ -300,7 +340,7 @@ class UnitProgram:
             where = self._storage(ours.get(storage, storage))
             if where is not None and where not in keeps:
                 keeps.append(where)
-        back, own = self._back(recorded, number)
+        back, own = self._back(recorded, number, like)
         if like is not None:
             own = sum(not isinstance(one, WeightGradient) for one in back[:own])
             back = tuple(one for one in back if not isinstance(one, WeightGradient))
@@ -317,8 +357,13 @@ class UnitProgram:
                 found[here.storage] = there.storage
         return found
 
-    def _back(self, recorded: Recorded, number: int) -> tuple[tuple[BackwardStep, ...], int]:
-        """What a node's backward does, and how much of it before autograd formats the gradients (0: all)."""
+    def _back(
+        self, recorded: Recorded, number: int, like: AutogradStep | None = None
+    ) -> tuple[tuple[BackwardStep, ...], int]:
+        """What a node's backward does, and how much of it before autograd formats the gradients (0: all). Of a frozen
+        recording the sizes are those of the same operation in the others, where one is as large."""
+        same = [] if like is None else [one.size for one in like.back if isinstance(one, Make)]
+        known = {recorded.value(one): one for one in same}
         events = recorded.backward_of[number]
         operations = [recorded.base.operations[one.what].name for one in events if one.kind == "op"]
         computes = max((place for place, name in enumerate(operations) if name not in FORMATS), default=-1)
@@ -339,7 +384,7 @@ class UnitProgram:
                         written.add(of_weight[storage])
                         continue
                     numbers[storage] = len(numbers)
-                    found.append(Make(recorded.size(storage)))
+                    found.append(Make(known.get(recorded.base.sizes[storage]) or recorded.size(storage)))
             elif event.kind == "free" and event.what in numbers:
                 found.append(Free(numbers[event.what]))
         for place, (edge, storage) in enumerate(zip(edges, given, strict=False)):
@@ -415,11 +460,13 @@ class UnitProgram:
         ends: dict[int, list[int]] = {}
         gone: dict[int, UnitName] = {}
         for at, unit, storage in self.recorded.deaths:
-            gone[storage] = unit
+            # What goes as the last layer returns goes as any other next one does.
+            ends_loop = unit == ("tail", 0) and self.base.operations[at].unit[0] == "layer"
+            gone[storage] = self.base.operations[at].unit if ends_loop else unit
             if unit != self.unit or storage in self.inner:
                 continue
             where = self._storage(storage)
-            if where is not None:
+            if where is not None and not (where == INPUT and unit[0] == "gap"):  # which ends as the next layer begins
                 ends.setdefault(self.after.get(at, 0), []).append(where)
         result = None if self.result is None else self.result.storage
         for index in self.recorded.copies:  # nothing but the graph keeps them
@@ -457,43 +504,75 @@ class UnitProgram:
     def _sum(self, places: Sequence[int], direction: str) -> tuple[ByteCount, Occurrences]:
         """Bytes that operations move and how many there are, with those that longer recordings have more."""
         counted = [place for place in places if self._counts(self.base.operations[place])]
-        moved, starts = [], []
+        moved, divided, starts = [], [], []
+        shares = [self._shares(place) for place in counted]
         for run, whole, more in zip(self.recorded.runs, self.recorded.whole, self.recorded.more, strict=True):
             operations = [run.operations[place] for place in counted]
             beyond = (whole.operations[place] for place in more.get((direction, self.unit), ()))
             operations += [op for op in beyond if self._counts(op)]
-            moved.append(float(sum(map(_bytes_of, operations))))
+            moved.append(float(sum(sum(bytes_of(op)) for op in operations)))
+            divided.append(float(sum(map(np.dot, shares, map(bytes_of, operations)))))
             starts.append(len(operations))
         alike = len(set(starts)) == 1
         count = starts[0] if alike else self.recorded.polynomial(starts, f"operations of its {direction}")
-        return self.recorded.polynomial(moved, direction), (0.0, count) if isinstance(count, float) else count
+        return self._divided(moved, divided, direction), (0.0, count) if isinstance(count, float) else count
+
+    def _divided(self, values: Sequence[float], divided: Sequence[float], what: str) -> ByteCount:
+        """A figure of each recording, of which tensor ranks divide a part."""
+        every = self.recorded.polynomial(values, what)
+        if not any(divided):
+            return every
+        whole, split = terms_of(every), terms_of(self.recorded.polynomial(divided, what))
+        return added([one - other for one, other in zip(whole, split, strict=True)], split)
+
+    def _shares(self, place: int) -> list[float]:
+        """The parts that tensor ranks divide of the tensors that an operation reads and writes."""
+
+        def tensor(at: int) -> Callable[[ModelRecording], float]:
+            return lambda run: bytes_of(run.operations[place])[at]
+
+        return [self.recorded.split.share(tensor(at)) for at in range(len(bytes_of(self.base.operations[place])))]
 
     def _counts(self, op: Operation) -> bool:
         fused = op.name in PRODUCTS or op.name.startswith(ATTENTION)
         writes = bool(op.made or op.name.endswith("_"))
         return writes and not (op.inside or fused or (self.unit[0] == "embed" and op.name != "embedding"))
 
-    def products(self, *, experts: bool) -> tuple[tuple[Attend, ...], tuple[OtherProduct, ...]]:
+    def products(self, *, experts: bool) -> Products:
         """Attention and products beside linear modules of the unit's forward; of grouped ones none where the unit has
         weights of `experts`, which are multiplied as those are."""
-        attention, products = [], []
+        attention, products, scores = [], dict[int, OtherProduct](), []
+        made: tuple[int, Attend] | None = None
         for index, op in enumerate(self.base.operations[: self.recorded.forward]):
             if op.unit != self.unit or op.inside:
                 continue
             if op.name.startswith(ATTENTION):
                 (_, heads, _, width), (_, kv_heads, _, _), (_, _, _, value) = (one.shape for one in op.inputs[:3])
-                attention.append(Attend(heads, kv_heads, width, value))
+                attention.append(Attend(heads, kv_heads, width, value, split=self._shares(index)[0] == 1))
             elif op.name in PRODUCTS and not (experts and op.name == GROUPED):
-                products.append(self._product(index))
-        return tuple(attention), tuple(products)
+                products[index] = self._product(index)
+                heads = int(np.prod(op.results[0].shape[:-2])) // self.recorded.points[0][0]
+                if self._of_pairs(index, lambda op: op.results[0]):
+                    split = self._shares(index)[-1] == 1
+                    made = index, Attend(heads, heads, op.inputs[-2].shape[-1], 0, split=split)
+                elif made is not None and self._of_pairs(index, lambda op: op.inputs[-2]):
+                    scores.append(replace(made[1], value_width=op.results[0].shape[-1]))
+                    del products[index], products[made[0]]
+                    made = None
+        return Products(tuple(attention), tuple(products.values()), tuple(scores))
+
+    def _of_pairs(self, index: int, tensor: Callable[[Operation], TensorSeen]) -> bool:
+        """Whether a tensor of an operation has a number for each pair of positions in every recording."""
+        runs = zip(self.recorded.runs, self.recorded.points, strict=True)
+        return all(tensor(run.operations[index]).shape[-2:] == (seq, seq) for run, (_, seq) in runs)
 
     def _product(self, index: int) -> OtherProduct:
         op = self.base.operations[index]
-        n, k = _columns(op)
+        n, k = columns(op)
 
         def rows(run: ModelRecording) -> float:
             there = run.operations[index]
-            return float(np.prod(there.results[0].shape)) * _columns(there)[1] / (n * k)
+            return float(np.prod(there.results[0].shape)) * columns(there)[1] / (n * k)
 
         return OtherProduct(self.recorded.bytes_of(rows, op.name), n, k, self._times(index))
 
@@ -514,16 +593,3 @@ class UnitProgram:
     def _in_linear(self, number: int) -> bool:
         index = self.recorded.first_operation.get(number)
         return index is not None and bool(self.base.operations[index].inside)
-
-
-def _bytes_of(op: Operation) -> float:
-    """Bytes that an operation reads and writes; of an embedding's table, the rows that it takes."""
-    inputs = op.results if op.name == "embedding" else op.inputs
-    return sum(one.bytes for one in (*inputs, *op.results))
-
-
-def _columns(op: Operation) -> tuple[int, int]:
-    """Columns of a product's result, and over how many elements each is summed."""
-    if op.name == "convolution":
-        return op.results[0].shape[1], int(np.prod(op.inputs[1].shape[1:]))
-    return op.results[0].shape[-1], op.inputs[0 if op.name == GROUPED else -2].shape[-1]

@@ -22,8 +22,9 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from executor.worker.imported.pictures import features, tensors_of
 from executor.worker.model.layers import named_layers
-from executor.worker.trace.fake import Answers, as_on_cuda, patches
+from executor.worker.trace.fake import Answers, as_on_cuda, images_in, kernel_makes, patches
 
 Place = tuple[int, int]
 """A result of an autograd node: the node's number and which of its results."""
@@ -68,8 +69,9 @@ class AutogradNode:
 @dataclass(slots=True)
 class Happening:
     """What happened: "op" (its index), "free" (a storage), "enter" and "leave" (a layer, with what it was given or
-    gave), "linear" and "made" (a linear module begins and ends), "begin" and "end" (a node's backward, with its
-    gradients' storages)."""
+    gave), "linear" and "made" (a linear module begins and ends), "experts" (their module begins, with its input and
+    its weights of each token's experts) and "summed" (it ends, with its result), "begin" and "end" (a node's backward,
+    with its gradients' storages)."""
 
     kind: str
     what: Any
@@ -88,6 +90,8 @@ class ModelRecording:
     logits: TensorSeen | None = None
     given: dict[UnitName, set[int]] = field(default_factory=dict)
     """Storages that each layer is called with."""
+    images: set[int] = field(default_factory=set)
+    """Storages that towers made of images."""
 
 
 class ModelRecorder(TorchDispatchMode):
@@ -145,6 +149,8 @@ class ModelRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.quiet or not self.on or func.namespace == "prim":
             return func(*args, **kwargs)
+        inside = kernel_makes(func, args)
+        held = None if inside is None else self.__torch_dispatch__(inside.func, types, inside.args)
         newest, leaves = number() - 1, tree_leaves((args, kwargs))
         inputs = [self.see(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
         result = func(*args, **kwargs)
@@ -152,6 +158,7 @@ class ModelRecorder(TorchDispatchMode):
         results = [self.see(leaf, made) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         self.note("op", len(self.found.operations))
         self.found.operations.append(Operation(func._opname, newest, self.inside, self.unit, made, inputs, results))
+        del held
         return result
 
 
@@ -172,6 +179,11 @@ def is_linear(module: nn.Module) -> bool:
     return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
 
 
+def has_experts(module: nn.Module) -> bool:
+    """Whether a module has the matrices of all experts in one weight."""
+    return hasattr(module, "num_experts") and any(one.ndim == 3 for one in module.parameters(recurse=False))
+
+
 def named(unit: UnitName) -> str:
     """A unit as a refusal calls it."""
     return f"{unit[0]} {unit[1]}" if unit[0] == "layer" else unit[0]
@@ -189,11 +201,12 @@ def fake_device(*, cuda: bool) -> Iterator[None]:
 
 
 def record(
-    model: Any, batch: int, seq: int, *, autocast: bool, gradients: bool = True, forgets: bool = False
+    model: Any, batch: int, seq: int, images: int = 0, *, autocast: bool, gradients: bool = True, forgets: bool = False
 ) -> ModelRecording:
     """One micro-batch through the model up to its logits and, with gradients, back. Enter `fake_device` first.
 
-    Where autograd `forgets`, it keeps no tensors, and there is no backward.
+    Where autograd `forgets`, it keeps no tensors, and there is no backward. `images` are the positions of a sequence
+    that are its images': what the towers make of these is there before.
     """
     recorder, caught = ModelRecorder(), []
 
@@ -204,20 +217,22 @@ def record(
 
     model.loss_function = loss_function
     nodes: dict[int, tuple[AutogradNode, Any]] = {}
-    with ExitStack() as hooks, recorder:
+    precision = torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext()
+    seen = features(model, batch, seq, images, precision) if images else {}
+    with ExitStack() as hooks, images_in(batch, seq, images), recorder:
         for handle in _watched(model, recorder):
             hooks.enter_context(handle)
         for name, weight in model.named_parameters():
             recorder.found.weights[recorder.see(weight).storage] = name
         inputs, targets = (torch.zeros((batch, seq), dtype=torch.int64) for _ in range(2))
-        for known in (*model.buffers(), inputs, targets):
+        for known in (*model.buffers(), inputs, targets, *tensors_of(seen)):
             recorder.see(known)
+        recorder.found.images = {recorder.see(one).storage for one in tensors_of(seen, towers=True)}
         recorder.on = True
         keep = (lambda _: None) if forgets else recorder.keep
         saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-        precision = torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext()
         with precision, nullcontext() if gradients else torch.no_grad(), saved:
-            called(model, inputs, labels=targets, shift_labels=targets)
+            called(model, inputs, labels=targets, shift_labels=targets, **seen)
         recorder.on = False
         if not caught:
             raise NotDescribed("its forward asks no loss_function for the loss")
@@ -235,7 +250,7 @@ def record(
     return recorder.found
 
 
-def called(model: Any, inputs: Tensor, **labels: Tensor) -> None:
+def called(model: Any, inputs: Tensor, **labels: Any) -> None:
     """A model's forward, or a refusal that says how it fails."""
     try:
         model(input_ids=inputs, use_cache=False, **labels)
@@ -291,7 +306,19 @@ def _watched(model: nn.Module, recorder: ModelRecorder) -> list[Any]:
             ),
             layer.register_forward_hook(lambda _, __, result, index=index: leave(index, result)),
         ]
+
+    def experts(name: str, args: Any) -> None:
+        if len(args) > 2:
+            recorder.note("experts", name, (recorder.see(args[0]), recorder.see(args[2])))
+
     for name, module in model.named_modules():
+        if has_experts(module):
+            handles += [
+                module.register_forward_pre_hook(lambda _, args, name=name: experts(name, args)),
+                module.register_forward_hook(
+                    lambda _, __, result, name=name: recorder.note("summed", name, recorder.see(result))
+                ),
+            ]
         if is_linear(module):
             handles += [
                 module.register_forward_pre_hook(lambda _, args, name=name: begin(name, args[0])),

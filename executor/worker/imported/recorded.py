@@ -7,7 +7,7 @@ the program of a unit (programs.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 
@@ -18,34 +18,32 @@ from executor.worker.imported.record import (
     Happening,
     ModelRecording,
     NotDescribed,
+    Place,
     TensorSeen,
     UnitName,
 )
+from executor.worker.imported.split import Point, SplitRecordings, added, value_at
 from planner.spec.described import ByteCount
-
-Point = tuple[int, int]
-"""(batch, length) of a recording."""
 
 
 def size_of(points: Sequence[Point], values: Sequence[float], what: Callable[[], str]) -> ByteCount:
     """Bytes at each point as a polynomial of batch and length: it is solved from six, and exact at all. Of one point
-    they are a fixed size."""
+    they are a fixed size. Where sequences have images it is solved from seven, and the last term is that of images'
+    positions."""
     if len(points) == 1:
         return 0.0, 0.0, float(values[0])
     unit = points[0][1]  # lengths are counted in it, so that terms of chunks are whole numbers
-    parts = [(batch, seq / unit) for batch, seq in points]
-    rows = np.array([(batch * seq, seq, 1.0, batch * seq * seq, batch, seq * seq) for batch, seq in parts])
-    solved = np.linalg.solve(rows[:6], np.array(values[:6], float))
+    parts = [(batch, seq / unit, [batch * one for one in images]) for batch, seq, *images in points]
+    rows = np.array([(batch * seq, seq, 1.0, batch * seq * seq, batch, seq * seq, *more) for batch, seq, more in parts])
+    terms_count = rows.shape[1]
+    solved = np.linalg.solve(rows[:terms_count], np.array(values[:terms_count], float))
     whole = np.round(solved * 4096) / 4096
     exact = [one for one in (whole, solved) if np.allclose(rows @ one, values, rtol=1e-9, atol=0.5)]
     if not exact:
         raise NotDescribed(f"the size of {what()} is no polynomial of batch and length: {values} bytes at {points}")
     found = exact[0]
-    found = found / [unit, unit, 1, unit * unit, 1, unit * unit]
-    terms = [float(one) for one in found]
-    while len(terms) > 1 and terms[-1] == 0:
-        terms.pop()
-    return terms[0] if len(terms) == 1 else tuple(terms)
+    found = found / [unit, unit, 1, unit * unit, 1, unit * unit, 1][:terms_count]
+    return added([float(one) + 0.0 for one in found], ())  # no -0.0
 
 
 class OtherWithoutGradients(NotDescribed):
@@ -63,8 +61,11 @@ class Recorded:
         plain: ModelRecording,
         points: Sequence[Point],
         like: Recorded | None = None,
+        split: SplitRecordings | None = None,
     ) -> None:
-        """A single run may be `like` others of the same model, whose tensors tell how those of its sizes grow."""
+        """A single run may be `like` others of the same model, whose tensors tell how those of its sizes grow. `split`
+        tells what of them tensor ranks divide."""
+        self.split = split or SplitRecordings("")
         self.like, self.points, self.plain, self.base = like, points, plain, runs[0]
         self.whole = runs
         self.runs, self.more, self.repeated = aligned(runs)
@@ -100,11 +101,20 @@ class Recorded:
 
     @cached_property
     def first_operation(self) -> dict[int, int]:
-        """The operation of each autograd node."""
+        """The operation of each autograd node; of a function that is written in Python, which has several, the one that
+        makes its result."""
         found: dict[int, int] = {}
+        makes: dict[tuple[int, int], int] = {}
+        read: dict[Place, int] = {}
         for index, operation in enumerate(self.base.operations[: self.forward]):
             if operation.node in self.base.nodes and index not in self.copies:
                 found.setdefault(operation.node, index)
+                makes.update({(operation.node, storage): index for storage in operation.made})
+            read.update({one.place: one.storage for one in operation.inputs if one.place is not None})
+        for number, index in found.items():
+            result = read.get((number, 0))
+            if result is not None and all(one.storage != result for one in self.base.operations[index].results):
+                found[number] = makes.get((number, result), index)
         return found
 
     @cached_property
@@ -152,23 +162,21 @@ class Recorded:
     @cached_property
     def deaths(self) -> list[tuple[int, UnitName, int]]:
         """Each storage that dies in the forward: after which operation, in which unit, and which (as the first
-        recording numbers them)."""
+        recording numbers them). What dies with gradients too is seen there: a graph that leads to no loss keeps its
+        tensors until its last variable goes out of scope."""
         same: dict[int, int] = {}
         for theirs, ours in self.pairs:
             one, other = self.plain.operations[theirs], self.base.operations[ours]
             for here, there in zip(one.inputs + one.results, other.inputs + other.results, strict=True):
                 same.setdefault(here.storage, there.storage)
-        after, found, at, unit = dict(self.pairs), [], -1, ("embed", 0)
-        layers = max((event.what[1] for event in self.plain.events if event.kind == "leave"), default=0)
-        for event in self.plain.events:
-            if event.kind == "op":
-                at = after.get(event.what, at)
-            elif event.kind == "enter":
-                unit = event.what
-            elif event.kind == "leave":
-                unit = ("gap", event.what[1]) if event.what[1] < layers else ("tail", 0)
-            elif event.kind == "free" and event.what in same:
-                found.append((at, unit, same[event.what]))
+        after = dict(self.pairs)
+        seen = {storage: (at, unit) for at, unit, storage in _frees(self.halves[0])}
+        found = []
+        for theirs, unit, storage in _frees(self.plain.events):
+            if storage in same:
+                mine = same[storage]
+                at = next((after[one] for one in range(theirs, -1, -1) if one in after), -1)
+                found.append((*seen.get(mine, (at, unit)), mine))
         return found
 
     def size(self, storage: int) -> ByteCount:
@@ -178,9 +186,17 @@ class Recorded:
             if found is None:
                 raise NotDescribed(f"{self._maker(storage)} has a size of its own where weights are frozen")
             return found
+        return self.split.sized(self._whole(storage), lambda run: run.sizes[storage], lambda: self._maker(storage))
+
+    def _whole(self, storage: int) -> ByteCount:
+        """Bytes of a storage where weights are whole."""
         if any(storage not in run.sizes for run in self.runs):
             raise NotDescribed(f"{self._maker(storage)} is made by no operation")
         return size_of(self.points, [run.sizes[storage] for run in self.runs], lambda: self._maker(storage))
+
+    def value(self, size: ByteCount) -> int:
+        """The bytes that a size is in the first recording."""
+        return round(value_at(size, self.points[0]))
 
     @cached_property
     def growing(self) -> dict[int, ByteCount]:
@@ -189,12 +205,12 @@ class Recorded:
         for storage, size in self.base.sizes.items():
             if storage not in self.base.weights and not isinstance(found.get(size), float):
                 with suppress(NotDescribed):
-                    found[size] = self.size(storage)
+                    found[size] = self._whole(storage)
         return found
 
     def bytes_of(self, look: Callable[[ModelRecording], float], what: str) -> ByteCount:
         """A figure of each recording."""
-        return self.polynomial([look(run) for run in self.runs], what)
+        return self.split.sized(self.polynomial([look(run) for run in self.runs], what), look, lambda: what)
 
     def polynomial(self, values: Sequence[float], what: str) -> ByteCount:
         """A figure that each recording has."""
@@ -205,6 +221,21 @@ class Recorded:
             if storage in operation.made:
                 return f"a result of {operation.name} in {operation.unit[0]} {operation.unit[1]} {operation.inside}"
         return "a tensor"
+
+
+def _frees(events: Sequence[Happening]) -> Iterator[tuple[int, UnitName, int]]:
+    """Each storage that dies in a forward: after which operation, in which unit, and which."""
+    at, unit = -1, ("embed", 0)
+    layers = max((event.what[1] for event in events if event.kind == "leave"), default=0)
+    for event in events:
+        if event.kind == "op":
+            at = event.what
+        elif event.kind == "enter":
+            unit = event.what
+        elif event.kind == "leave":
+            unit = ("gap", event.what[1]) if event.what[1] < layers else ("tail", 0)
+        elif event.kind == "free":
+            yield at, unit, event.what
 
 
 def _makers(run: ModelRecording, stop: int) -> list[int]:

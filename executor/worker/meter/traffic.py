@@ -178,7 +178,7 @@ class FsdpUnits:
         self._originals: dict[str, Any] = {}
 
     def current(self) -> str:
-        """layer, embed or tail; "" outside FSDP2's own work."""
+        """layer, embed, tail or tower; "" outside FSDP2's own work."""
         return self._stack[-1] if self._stack else ""
 
     def install(self) -> None:
@@ -209,14 +209,17 @@ class FsdpUnits:
 
 
 def fsdp_unit(modules: tuple[nn.Module, ...], fqn: str | None) -> str:
-    """The kind of an FSDP2 unit by its modules' names and classes: layer, embed or tail.
+    """The kind of an FSDP2 unit by its modules' names and classes: layer, embed, tail or tower.
 
     The root is tail too: all that it has of its own is GPT-2's table of positions, which it gathers beside the tail.
-    Experts that are spread over ranks are a unit within their layer.
+    Experts that are spread over ranks are a unit within their layer. A tower and its projector are whole modules of
+    other modules.
     """
     found = LAYER.search(fqn or "")
     if found is not None and (found.end() == len(fqn or "") or (fqn or "").endswith(".experts")):
         return "layer"
     # A table that has a trained copy is a module with both (peft's ModulesToSaveWrapper).
     tables = [isinstance(getattr(one, "original_module", one), nn.Embedding) for one in modules]
-    return "embed" if tables == [True] else "tail"
+    if tables == [True]:
+        return "embed"
+    return "tower" if fqn and any(True for one in modules for _ in one.children()) else "tail"

@@ -16,6 +16,8 @@ from planner.spec.described import Described
 
 LEFT_OUT = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "_name_or_path")
 """Keys of a config.json that name code, or where to fetch it."""
+AGAIN = "num_blocks"
+"""What xLSTM calls its number of layers beside what others do."""
 
 
 def config_of(raw: dict[str, Any]) -> Any:
@@ -63,6 +65,8 @@ def of_layers(config: Any, layers: Sequence[int]) -> Any:
             if isinstance(value, list) and len(value) == before:
                 setattr(text, name, [value[place] for place in layers])
         setattr(text, key, len(layers))
+        if vars(text).get(AGAIN) == before:
+            setattr(text, AGAIN, len(layers))
     return config
 
 

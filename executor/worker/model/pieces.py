@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from executor.worker.model.adapters import ordinary_name
 
@@ -64,7 +65,8 @@ class StateView:
 
 
 def held(name: str, kind: str, tensor: torch.Tensor, outside: Replica = ALONE) -> Iterator[StateView]:
-    """The view of what this rank has of a tensor: all of a plain one, its shard of a DTensor; nothing of an empty one.
+    """Views of what this rank has of a tensor: all of a plain one, its shard of a DTensor; nothing of an empty one. Of
+    matrices in one weight of which it has a part each there is a view for each, of each expert.
 
     `outside` says which of how many ranks have the same for reasons that the tensor does not show.
     """
@@ -72,10 +74,38 @@ def held(name: str, kind: str, tensor: torch.Tensor, outside: Replica = ALONE) -
     local, replica = tensor.detach(), outside
     if isinstance(local, DTensor):
         box, replica = _shard(local, outside)
+        packed = _packed(local)
         local = local.to_local()
+        if packed is not None:
+            yield from (StateView(name, kind, tuple(tensor.shape), *one, replica) for one in _each(local, box, *packed))
+            return
     if local.numel():
         flat = (0, local.numel())
         yield StateView(name, kind, tuple(tensor.shape), box, flat, local.view(-1), replica)
+
+
+def _packed(tensor: DTensor) -> tuple[int, list[int]] | None:
+    """The dimension of a weight along which several matrices are packed, and where this rank's part of each begins;
+    None of others. FSDP2's own strided shards are of a dimension that another axis splits too."""
+    mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    split = [getattr(placement, "dim", None) for placement in tensor.placements]
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(placement, _StridedShard) and split.count(placement.dim) == 1:
+            assert place is not None, "this rank is outside the weight's mesh"
+            each = tensor.shape[placement.dim] // placement.split_factor
+            begin = place[axis] * (each // mesh.size(axis))
+            return placement.dim, [begin + each * which for which in range(placement.split_factor)]
+    return None
+
+
+def _each(local: torch.Tensor, box: Box, dim: int, begins: list[int]) -> Iterator[tuple[Box, tuple[int, int], Any]]:
+    """Of each expert the boxes of the parts of its matrices, all of their elements, and these."""
+    assert dim == 1, "packed matrices of experts"
+    for expert, own in enumerate(local):
+        at = box[0][0] + expert
+        for begin, part in zip(begins, own.chunk(len(begins)), strict=True):
+            rows = (begin, begin + part.shape[0])
+            yield ((at, at + 1), rows, *box[2:]), (0, part.numel()), part.view(-1)
 
 
 def _shard(tensor: DTensor, outside: Replica) -> tuple[Box, Replica]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -42,6 +42,17 @@ def enable(model: Any, plan: Plan) -> None:
         _recompute_attention(model, options)
     elif how != "none":
         model.gradient_checkpointing_enable(options | selection(how))
+        if plan.model.described is not None:
+            _ask_no_tower(model, plan.model.described.towers)
+
+
+def _ask_no_tower(model: Any, towers: Iterable[str]) -> None:
+    """Take away the request for gradients that Transformers makes of every embedding, a frozen tower's too, which would
+    then keep what it makes and run backward for nothing (enable_input_require_grads)."""
+    asked = {id(one._forward_hooks) for tower in towers for one in model.get_submodule(tower).modules()}
+    for handle in getattr(model, "_require_grads_hooks", ()):
+        if id(handle.hooks_dict_ref()) in asked:
+            handle.remove()
 
 
 def selection(how: str) -> dict[str, Any]:

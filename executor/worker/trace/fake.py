@@ -8,10 +8,11 @@ would. Not here: following storages (memory.py), or which step is run (trace.py)
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -36,7 +37,30 @@ class FakeLiveTensors(LiveTensors):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _INSIDE["shapes"]:  # DTensor asks for a result's global shape: a question, not work
             return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        inside = kernel_makes(func, args)
+        held = None if inside is None else super().__torch_dispatch__(inside.func, types, inside.args)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        del held
+        return result
+
+
+class Inside(NamedTuple):
+    """An operation on the arguments of another, whose result its kernel has beside its own until it ends."""
+
+    func: Any
+    args: tuple[Any, ...]
+
+
+ON_GPU = False
+"""Whether tensors are taken to be a GPU's, whose kernels keep and make what a CPU's do not."""
+
+
+def kernel_makes(func: Any, args: tuple[Any, ...]) -> Inside | None:
+    """What a GPU's kernel makes inside: softmax's backward the product of gradient and result (ATen,
+    cuda/SoftMax.cu, softmax_backward_cuda_out)."""
+    if ON_GPU and func is torch.ops.aten._softmax_backward_data.default:
+        return Inside(torch.ops.aten.mul.Tensor, args[:2])
+    return None
 
 
 _INSIDE: Counter[str] = Counter()
@@ -76,6 +100,9 @@ class Answers(TorchDispatchMode):
             return func(args[0], _even_parts(*args, **kwargs), *args[2:], **kwargs)
         if func is torch.ops.aten._grouped_mm.default:
             return _grouped(*args, **kwargs)
+        if ON_GPU and func is torch.ops.aten.native_layer_norm.default:
+            # Mean and root of each row are fp32 there (ATen, cuda/layer_norm_kernel.cu, layer_norm_cuda).
+            return tuple(one if place == 0 else one.float() for place, one in enumerate(func(*args, **kwargs)))
         if _of_reducer(func, args, kwargs):
             with _disable_current_modes():
                 return func(*args, **kwargs)
@@ -88,10 +115,22 @@ def _has_no_numbers(mask: torch.Tensor) -> bool:
     return unknown and (_parts(mask) == 1 or mask.dim() > 1)
 
 
+_IMAGES: dict[tuple[int, ...], int] = {}
+"""How many positions of a micro-batch of text of some shape are images' own."""
+
+
+@contextmanager
+def images_in(batch: int, seq: int, images: int) -> Iterator[None]:
+    """While entered, masks of a micro-batch's positions are those of `images` positions in each of its sequences."""
+    with mock.patch.dict(_IMAGES, {(batch, seq): batch * images} if images else {}):
+        yield
+
+
 def _even_share(mask: torch.Tensor) -> torch.Tensor:
     """Where a mask is true: of one that is one of several rows of a larger one, which says what is given to whom, an
-    even share, and else everywhere."""
-    return mask.new_empty((-(-mask.numel() // _parts(mask)), mask.dim()), dtype=torch.int64)
+    even share, of one of images as many positions as they have, and else everywhere."""
+    count = _IMAGES.get(tuple(mask.shape), -(-mask.numel() // _parts(mask)))
+    return mask.new_empty((count, mask.dim()), dtype=torch.int64)
 
 
 def _parts(mask: torch.Tensor) -> int:
@@ -230,6 +269,7 @@ def as_on_cuda() -> list[tuple[Any, str, Any]]:
         return result
 
     return [
+        (sys.modules[__name__], "ON_GPU", True),
         (torch, "pow", wide_power),  # CUDA's autocast takes powers in fp32 (ATen, autocast_mode.h, AT_FORALL_FP32)
         (functional, "dropout", dropout),  # one kernel that keeps a mask of bytes; on CPU it is as wide as the input
         (functional, "scaled_dot_product_attention", flash),  # draws the same mask again; on CPU it keeps it

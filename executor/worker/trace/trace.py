@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -23,10 +24,18 @@ from executor.folder.rundir import write_json
 from executor.measure.trace import SavedTensor, Traced
 from executor.worker.data.rows import Batch
 from executor.worker.engines import start_engine
+from executor.worker.imported.pictures import inputs_of
 from executor.worker.meter.meter import Meter, logits_widths
 from executor.worker.meter.traffic import CollectiveCall, collectives
-from executor.worker.model.model import build_optimizer, unfilled_model
-from executor.worker.trace.fake import FakeLiveTensors, fake_tensors, fake_world, on_plain_cpu, reduce_in_python
+from executor.worker.model.model import build_optimizer, model_config, unfilled_model
+from executor.worker.trace.fake import (
+    FakeLiveTensors,
+    fake_tensors,
+    fake_world,
+    images_in,
+    on_plain_cpu,
+    reduce_in_python,
+)
 from executor.worker.trace.layers import Phase, calls_of_many, extrapolated, fullest, kept_of, phase_of
 from planner.basics.errors import PlannerError
 from planner.inventory import layer_runs
@@ -59,7 +68,7 @@ def trace(plan: Plan, rank: int, *, full: bool = False, kernels: bool = False) -
     began = time.perf_counter()
     layers = plan.model.layers
     alike = len(set(by_layer(layer_runs(plan.model))[FEW[0] - 1 :])) <= 1
-    at = FEW if alike and layers > FEW[1] and not full else (layers,)
+    at = FEW if alike and layers > FEW[1] and not (full or plan.job.image_tokens) else (layers,)
     runs = [fake_run(_of_layers(plan, count), rank) for count in at]
     moments = fullest(runs[0].phases)
     sums = [collectives(_all_calls(run, plan.layout.grad_accum), plan.layout) for run in runs]
@@ -97,9 +106,10 @@ def fake_run(plan: Plan, rank: int) -> FakeRun:
             reduce_in_python(engine.model)
             meter.attach(engine.state_tensors)
             tokens = layout.global_batch_size * plan.job.seq_len
+            config, sizes = model_config(plan), (layout.micro_batch_size, plan.job.seq_len)
             for step in range(WARM_STEPS + 1):
-                with meter.step(step):
-                    engine.run(_batches(plan, meter, marks), tokens, meter)
+                with meter.step(step), images_in(*sizes, plan.job.image_tokens):
+                    engine.run(_batches(plan, meter, marks, config), tokens, meter)
                     with meter.phase("optimizer"):
                         engine.step(plan.job.optimizer.lr)
             phases = tuple(phase_of(*recorded) for recorded in live.history)
@@ -111,14 +121,15 @@ def fake_run(plan: Plan, rank: int) -> FakeRun:
     return FakeRun(phases, calls, tuple(marks), kept)
 
 
-def _batches(plan: Plan, meter: Meter, marks: list[int]) -> Iterator[Batch]:
+def _batches(plan: Plan, meter: Meter, marks: list[int], config: Any) -> Iterator[Batch]:
     """The step's micro-batches, as the trainer takes them; notes at each how many calls came before it."""
-    shape = (plan.layout.micro_batch_size, plan.job.seq_len)
+    shape, images = (plan.layout.micro_batch_size, plan.job.seq_len), plan.job.image_tokens
     marks.clear()
     for _ in range(plan.layout.grad_accum):
         marks.append(len(meter.calls))
         inputs, targets, positions = (torch.zeros(shape, dtype=torch.int64, device="cpu") for _ in range(3))
-        yield Batch(inputs, targets, positions if plan.job.packing == "packed" else None)
+        given = inputs_of(config, *shape, images) if images else None
+        yield Batch(inputs, targets, positions if plan.job.packing == "packed" else None, given)
 
 
 def _kept_by_a_block(plan: Plan, rank: int) -> tuple[SavedTensor, ...]:

@@ -7,7 +7,7 @@ Not here: any framework's key, or what becomes of the options (merge.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
@@ -190,6 +190,8 @@ class Sheet:
         said = tuple(key for key in keys if self.data.get(key) is not None)
         if said:
             self._own[option] = (value, said)
+        elif option in self._theirs:
+            return  # a default yields to another file
         there = dict.fromkeys([*earlier, *(key for key in keys if key in self.data)])
         self._lines = [line for line in self._lines if line.option != option]
         self._lines.append(OptionLine(tuple(there), option, value, note, memory))
@@ -251,8 +253,9 @@ class Sheet:
         for key in [section, *self.under(section)]:
             self.ignore(key, why)
 
-    def include(self, other: Understood, key: str) -> None:
-        """Another file (or section) that this one names: its account, its keys under `key`. Its defaults yield."""
+    def include(self, other: Understood, key: str, *, mine: Collection[str] = ()) -> None:
+        """Another file (or section), beside this one or named by it: its account, its keys under `key`. Its defaults
+        yield, and of the options in `mine` this file has the last word."""
         if any(line.option == "optimizer" and line.keys for line in other.lines):
             for option in OF_THE_OPTIMIZER:
                 self.merge(option, "optimizer")
@@ -261,24 +264,27 @@ class Sheet:
                 continue
             own = tuple(f"{key}.{one}" for one in line.keys)
             self.data.update(dict.fromkeys(own))
-            if line.keys:
-                self._theirs[line.option] = (line.value, line.keys, other.path)
+            earlier = self._theirs.pop(line.option, None)
+            if line.keys and earlier and line.option not in YIELDING and _differ(line.value, earlier[0]):
+                field, (value, keys, path) = f"{other.path}: {', '.join(line.keys)}", earlier
+                raise PlannerError(field, line.value, *_contradicted(path, keys, value))
             self.means(line.option, line.value, *own, note=line.note, memory=line.memory)
+            if line.keys and line.option not in mine:
+                self._theirs[line.option] = (line.value, line.keys, other.path)
         for one in other.ignored:
             self.data[f"{key}.{one.key}"] = one.value
             self._ignored[f"{key}.{one.key}"] = msgspec.structs.replace(one, key=f"{key}.{one.key}")
 
     def against(self, key: str, value: Any, other: str, theirs: Any, path: str) -> PlannerError:
         """A refusal of a file that contradicts one that it names."""
-        rule = f"contradicts {path}, whose {other} say{'' if ',' in other else 's'} {theirs}"
-        return PlannerError(f"{self.path}: {key}", value, rule, "Make the two agree")
+        return PlannerError(f"{self.path}: {key}", value, *_contradicted(path, (other,), theirs))
 
     def close(self, known: Classes) -> Understood:
         """The account, complete: keys that no reader spoke of are sorted by the format's classes. Two files that say
         different things are refused (PlannerError)."""
         for option, (theirs, other, path) in self._theirs.items():
             ours, keys = self._own.get(option, (theirs, ()))
-            if option not in YIELDING and SAME.get(ours, ours) != SAME.get(theirs, theirs):
+            if option not in YIELDING and _differ(ours, theirs):
                 raise self.against(", ".join(keys), ours, ", ".join(other), theirs, path)
         spoken = {*self._ignored, *(key for line in self._lines for key in line.keys)}
         for key in [key for key in self.data if key not in spoken]:
@@ -296,6 +302,16 @@ class Sheet:
             else:
                 self.unmodelled(key, found.why, MOVES[found.kind])
         return Understood(self.name, self.path, tuple(self._lines), tuple(self._ignored.values()))
+
+
+def _differ(ours: Any, theirs: Any) -> bool:
+    return bool(SAME.get(ours, ours) != SAME.get(theirs, theirs))
+
+
+def _contradicted(path: str, keys: Sequence[str], value: Any) -> tuple[str, str]:
+    """The rule of a refusal of what contradicts keys of another file, and the way out."""
+    names = ", ".join(keys)
+    return f"contradicts {path}, whose {names} say{'' if ',' in names else 's'} {value}", "Make the two agree"
 
 
 def _flat(value: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:

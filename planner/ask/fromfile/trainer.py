@@ -174,7 +174,7 @@ def split(sheet: Sheet, *said: str, alone: bool = False) -> None:
         there = [key for key in said if key in sheet.data]
         version = sheet.whole("fsdp_version") if "fsdp_version" in there else None
         fsdp.read(sheet, "fsdp_config", *there, version=version, words=tuple(words))
-    else:  # torchrun and Accelerate then wrap the model in DDP
+    elif sheet.says("engine") is None:  # torchrun and Accelerate then wrap the model in DDP
         note = "neither FSDP nor DeepSpeed is asked for"
         sheet.means("strategy", "ddp", note=note)
         sheet.means("engine", ("ddp",), note=note)

@@ -1,0 +1,130 @@
+"""A command line that trains, as tables of keys: what its launcher is given, and what the script is. Nothing is run.
+
+`accelerate launch`, torchrun, `deepspeed` and `python` start a script; `trl sft`, `llamafactory-cli train` and `axolotl
+train` are one. A configuration that an option names is read, and options beside it replace its keys.
+Not here: what the keys mean (a module a format).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.ask.fromfile import files
+from planner.basics.errors import PlannerError
+
+Table = tuple[str, dict[str, Any]]
+
+LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
+SCRIPTS = {"trl": "--config", "llamafactory-cli": "", "axolotl": ""}
+"""Programs that train, and the option that names their configuration; "": the first word that is no option."""
+STARTS = (*LAUNCHERS, *SCRIPTS, "python", "python3")
+LONGEST = 20_000
+"""Characters of a command line."""
+VARIABLE = re.compile(r"[A-Za-z_]\w*=")
+ON = "true"
+"""An option without a value."""
+CONFIGURED = ("--config_file", "--config-file")
+KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM", "multi_gpu": "MULTI_GPU"}
+"""Accelerate's options that stand for a distributed_type (accelerate 1.15.0, commands/launch.py)."""
+SECTIONS = {"fsdp_": "fsdp_config", "megatron_lm_": "megatron_lm_config", "parallelism_config_": "parallelism_config"}
+OF_DEEPSPEED = (
+    "zero_stage", "offload_optimizer_device", "offload_param_device", "gradient_accumulation_steps",
+    "gradient_clipping", "deepspeed_config_file", "zero3_init_flag",
+)  # fmt: skip
+
+
+def is_one(text: str) -> bool:
+    """Whether a value of --from is a command line, not a file's name."""
+    first = next((word for word in text.split() if not VARIABLE.match(word)), "")
+    return len(text.split()) > 1 and Path(first).name in STARTS and not os.path.isfile(text)
+
+
+def tables(text: str) -> list[Table]:
+    """The launcher's table, where there is one, and the script's (PlannerError for what is no such command line)."""
+    if len(text) > LONGEST or not text.isprintable():
+        raise PlannerError("from", text[:60], f"is not one line of at most {LONGEST:,} characters", "Give a file")
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise PlannerError("from", text[:60], f"is no command line: {error}", "Close its quotes") from None
+    while words and VARIABLE.match(words[0]):
+        words = words[1:]
+    program, words = Path(words[0]).name, words[1:]
+    if program == "python" or program == "python3":
+        if words[:2] not in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
+            return [("command line", _script("python", words))]
+        program, words = "torchrun", words[2:]
+    if program not in LAUNCHERS:
+        return [("command line", _script(program, words))]
+    if program == "accelerate":
+        if words[:1] != ["launch"]:
+            raise PlannerError("from", text[:60], "launches nothing", "Give accelerate launch and what it starts")
+        words = words[1:]
+    given, rest = _options(words, script=True)
+    found = [(program, _accelerate(given) if program == "accelerate" else given)] if given else []
+    if not rest:
+        raise PlannerError("from", text[:60], "names no script", "Give the whole command")
+    return [*found, ("command line", _script(Path(rest[0]).name, rest[1:]))]
+
+
+def _script(program: str, words: Sequence[str]) -> dict[str, Any]:
+    """What a script is given: the table of the file that it names, under its options."""
+    named = SCRIPTS.get(program)
+    given, rest = _options(words, script=False)
+    config = given.pop("config", None) if named == "--config" or "config" in given else None
+    config = config or next((word for word in rest if word.endswith(files.SUFFIXES)), None)
+    return (files.load(str(config)) if config else {}) | given
+
+
+def _accelerate(given: dict[str, Any]) -> dict[str, Any]:
+    """Options of `accelerate launch` as its file has them, over the file that they name."""
+    name = next((given.pop(key) for key in ("config_file", "config-file") if key in given), None)
+    table: dict[str, Any] = files.load(str(name)) if name is not None else {"compute_environment": "LOCAL_MACHINE"}
+    for key, value in given.items():
+        section = next((place for start, place in SECTIONS.items() if key.startswith(start)), None)
+        section = "deepspeed_config" if key in OF_DEEPSPEED else section
+        if key in KINDS:
+            table["distributed_type"] = KINDS[key]
+        elif section is not None:
+            inner = table.get(section)
+            table[section] = {**(inner if isinstance(inner, dict) else {}), key: value}
+        else:
+            table[key] = value
+    several = str(table.get("num_processes", 1)) != "1"
+    return {"distributed_type": "MULTI_GPU" if several else "NO"} | table
+
+
+def _options(words: Sequence[str], *, script: bool) -> tuple[dict[str, Any], list[str]]:
+    """Options by name, and the other words. `script`: the first other word and all that follow are left as they are;
+    an option takes the word after it unless that is an option, or the script."""
+    found: dict[str, Any] = {}
+    place = 0
+    while place < len(words):
+        word = words[place]
+        place += 1
+        if not word.startswith("-"):
+            if script:
+                return found, list(words[place - 1 :])
+            found.setdefault("", []).append(word)
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        if script and name in ("m", "module"):
+            return found, list(words[place:])
+        values = [value] if equals else []
+        while not equals and place < len(words) and not _is_option(words[place]):
+            if script and (values or words[place].endswith(".py") or Path(words[place]).name in SCRIPTS):
+                break
+            values.append(words[place])
+            place += 1
+        found[name] = ON if not values else values[0] if len(values) == 1 else values
+    rest = found.pop("", [])
+    return found, rest
+
+
+def _is_option(word: str) -> bool:
+    return bool(re.match(r"--?[A-Za-z]", word))
