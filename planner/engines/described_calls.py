@@ -62,7 +62,7 @@ def head_calls(case: Case, compute: Compute, wide: Number) -> list[Call]:
 
 
 def _of_linear(case: Case, weight: Weight, given: Number, compute: Compute) -> Iterator[Call]:
-    """Collectives of a linear module that is given so many bytes."""
+    """Collectives of a linear module whose input has `given` bytes."""
     if weight.split is None:
         return
     made = case.tokens * weight.features[0] * compute.element_bytes

@@ -73,7 +73,7 @@ def without_images(model: ModelSpec) -> ModelSpec:
 
 
 def images_refusal(model: ModelSpec, images: int, seq_len: int) -> tuple[str, str] | None:
-    """Why a model does not take so many positions of images in a sequence, and what to do; None where it does."""
+    """Why a model does not take this number of image positions in a sequence, and what to do; None where it does."""
     described, name = model.described, model.name
     if described is None or not described.towers:
         return f"is for models that see, and {name} has no tower", "Leave it out, or name a vision-language model"
@@ -105,7 +105,7 @@ def _at(plain: DescribedUnit | None, unit: DescribedUnit, images: int) -> Descri
 
 
 def _size(images: int, of: ByteCount) -> ByteCount:
-    """A size of sequences with so many positions of images, which are bytes a sequence then."""
+    """A size of sequences with this number of image positions, which are bytes a sequence then."""
     if isinstance(of, float) or len(of) < SEES:
         return of
     return (*of[:4], of[4] + of[6] * images, of[5])
