@@ -42,7 +42,7 @@ def make(row: dict[str, Any]) -> str:
         config, out = Path(folder) / "config.json", Path(folder) / "model.json"
         config.write_bytes(msgspec.json.encode(row["config"]))
         try:
-            run_import(config, out, name, name)
+            run_import(config, out, name, name, images=True)
         except PlannerError as error:
             return error.sentence
         raw, model = gzip.compress(out.read_bytes(), mtime=0), read_described(out)

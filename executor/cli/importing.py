@@ -18,7 +18,7 @@ from planner.basics.quoting import for_shell
 from planner.basics.saying import say
 from planner.inventory import parameters
 from planner.spec import ModelSpec
-from planner.spec.importing import TRUSTED, read_described, run_import
+from planner.spec.importing import TRUSTED, WITH_IMAGES, read_described, run_import
 
 
 @click.command("import", cls=PagedCommand, example="executor import my-model/config.json -o model.json")
@@ -34,7 +34,8 @@ from planner.spec.importing import TRUSTED, read_described, run_import
     help="File to write.",
 )
 @option("question", "trusted", TRUSTED, often=True, is_flag=True, help="Run code of the folder, which you have read.")
-def import_model(config: Path, output: Path, trusted: bool) -> int:
+@option("question", "images", WITH_IMAGES, is_flag=True, help="Record its towers on images, too. Takes minutes.")
+def import_model(config: Path, output: Path, trusted: bool, images: bool) -> int:
     """Describe the model of CONFIG for the planner.
 
     The model's own code runs on tensors without data. CONFIG is a config.json or its folder. Nothing is downloaded,
@@ -43,7 +44,7 @@ def import_model(config: Path, output: Path, trusted: bool) -> int:
     file = config / "config.json" if config.is_dir() else config
     if not file.is_file():
         raise PlannerError("config", str(config), "does not exist", "Give a config.json, or the folder that holds one")
-    run_import(file, output, file.resolve().parent.name or "model", str(file), trusted=trusted)
+    run_import(file, output, file.resolve().parent.name or "model", str(file), trusted=trusted, images=images)
     model = read_described(output)
     tell(summary(model))
     path = os.path.relpath(output)

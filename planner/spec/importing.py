@@ -48,6 +48,7 @@ from planner.spec.model_rules import check_model
 
 MODULE = "executor.worker.imported"
 TRUSTED = "--trust-remote-code"
+WITH_IMAGES = "--images"
 LIMIT_S = 600.0
 """A large hybrid takes a minute on two cores that have nothing else to do."""
 MOST_SAID = 90
@@ -264,10 +265,11 @@ def imported(file: Path, config: dict[str, Any], name: str, otherwise: str) -> M
     return read_described(kept, str(file))
 
 
-def run_import(config: Path, out: Path, name: str, where: str, *, trusted: bool = False) -> None:
+def run_import(config: Path, out: Path, name: str, where: str, *, trusted: bool = False, images: bool = False) -> None:
     """Describe a config.json in a process of its own; PlannerError with why it cannot be, which `where` names. Code of
-    its folder runs where that is `trusted`."""
-    command = [sys.executable, "-m", MODULE, str(config), str(out), name, *([TRUSTED] if trusted else [])]
+    its folder runs where that is `trusted`; towers are recorded on `images` where these are asked for."""
+    flags = [flag for flag, given in ((TRUSTED, trusted), (WITH_IMAGES, images)) if given]
+    command = [sys.executable, "-m", MODULE, str(config), str(out), name, *flags]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True) as child:
         try:
             errors = child.communicate(timeout=LIMIT_S)[1]

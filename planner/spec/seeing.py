@@ -81,8 +81,8 @@ def images_refusal(model: ModelSpec, images: int, seq_len: int) -> tuple[str, st
     if towers is None:
         if described.blind:
             return f"is not planned for {name}: {described.blind}"[:200], "Leave it out"
-        rule = f"is not planned for {name}, which was imported before towers were described"
-        return rule, "Make it again: executor import CONFIG -o model.json, and --model model.json"
+        rule = f"is not planned for {name}, whose import did not record its towers"
+        return rule, "Make it again: executor import CONFIG --images -o model.json, and --model model.json"
     if towers.per_image and images % towers.per_image:
         least = max(1, round(images / towers.per_image)) * towers.per_image
         return f"is no multiple of the {towers.per_image} tokens of an image of {name}", f"Use {least}"

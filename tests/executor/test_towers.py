@@ -94,7 +94,7 @@ def seeing(kind: str, numbers: str) -> ModelSpec:
     whole, text, vision = KINDS[kind]
     raw = {"model_type": kind} | whole | {"text_config": TEXT | text, "vision_config": TOWER_SIZES | vision}
     with mock.patch.object(describing, "VARIANTS", {numbers: describing.VARIANTS[numbers]}):
-        return spec_of(kind, raw, config_of(raw), describe(raw, ("cuda",)))
+        return spec_of(kind, raw, config_of(raw), describe(raw, ("cuda",), images=True))
 
 
 def plan_with_images(model: ModelSpec, images: int, split: str = "single", recompute: str = "none", **job: Any) -> Plan:

@@ -24,13 +24,13 @@ def main() -> int:
     from planner.basics import reading
     from planner.basics.errors import PlannerError
     from planner.spec.huggingface import decoded
-    from planner.spec.importing import TRUSTED, write_described
+    from planner.spec.importing import TRUSTED, WITH_IMAGES, write_described
 
     config, out, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     folder = config.parent.resolve() if TRUSTED in sys.argv[4:] else None
     try:
         raw = decoded(reading.read_bytes(config), str(config))
-        described = describe(raw, folder=folder)
+        described = describe(raw, folder=folder, images=WITH_IMAGES in sys.argv[4:])
         write_described(spec_of(name, raw, config_of(raw, folder), described), out)
     except PlannerError as error:
         print(error.sentence, file=sys.stderr)

@@ -95,9 +95,11 @@ def config_of(raw: dict[str, Any], folder: Path | None = None) -> Any:
         raise NotDescribed(f"{rule}: {first_line(error)}") from None
 
 
-def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path | None = None) -> Described:
-    """The description of a config.json's language model as it trains on text, of the code in `folder` where that is
-    trusted."""
+def describe(
+    raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path | None = None, *, images: bool = False
+) -> Described:
+    """The description of a config.json's language model as it trains on text, and on `images` where these are asked for,
+    of the code in `folder` where that is trusted."""
     import transformers
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import (
@@ -166,6 +168,7 @@ def describe(raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path
         units[TOWER] = DescribedUnit(weights=tuple(replace(one, use="unused") for one in weights[TOWER]), programs={})
         build = partial(build, padded=padded or first.padded)
         small = Small(partial(build, few), first.lengths, spots, _names_by_unit, experts)
+    if weights[TOWER] and images:
         try:
             with uncollected():
                 towers, changed = seeing(
