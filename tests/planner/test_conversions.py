@@ -15,7 +15,7 @@ from planner.engines import engine_of
 from planner.engines.common import parallel_calls
 from planner.figures.kernels.products import named
 from planner.figures.kernels.step import Grouped, Product, kernels_seconds
-from planner.figures.unitkernels import conversions
+from planner.figures.unitkernels import conversions, scores_code
 from planner.figures.work import unit_work
 from planner.inventory import is_layer, narrow
 from planner.parallelism.case import Case
@@ -54,13 +54,13 @@ def flops(kernels: Any) -> float:
 @pytest.mark.parametrize("model", MODELS)
 def test_products_one_by_one_have_the_flops_of_all(runtime: str, model: str) -> None:
     for tp, precision in itertools.product((1, 4), ("bf16", "fp8")):
-        work = unit_work(case_of(runtime, model, precision, tp=tp))
-        unfused = presets.runtime(runtime).parts.attention == "unfused"
-        for unit, one in work.items():
-            if unfused and is_layer(unit):
-                continue  # its kernels have products of attention
-            assert flops(one.forward.kernels) == pytest.approx(one.forward.product_flops), unit
-            assert flops(one.backward.kernels) == pytest.approx(one.backward.product_flops), unit
+        case = case_of(runtime, model, precision, tp=tp)
+        for unit, one in unit_work(case).items():
+            for kernels, work in ((one.forward.kernels, one.forward), (one.backward.kernels, one.backward)):
+                wanted = work.product_flops
+                if scores_code(case) and is_layer(unit):  # products of attention, which skip no pair
+                    wanted = wanted + work.attention_flops + work.masked_flops
+                assert flops(kernels) == pytest.approx(wanted), unit
 
 
 def converted(case: Case) -> dict[str, tuple[Any, Any]]:

@@ -98,8 +98,8 @@ def config_of(raw: dict[str, Any], folder: Path | None = None) -> Any:
 def describe(
     raw: dict[str, Any], devices: Sequence[str] = DEVICES, folder: Path | None = None, *, images: bool = False
 ) -> Described:
-    """The description of a config.json's language model as it trains on text, and on `images` where these are asked for,
-    of the code in `folder` where that is trusted."""
+    """The description of a config.json's language model as it trains on text, and on `images` where they are asked
+    for, of the code in `folder` where that is trusted."""
     import transformers
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import (
