@@ -107,8 +107,8 @@ def counts_text(found: Answer, *, verbose: bool) -> list[str]:
     if found.interrupted:
         text.insert(0, "The search was interrupted.")
     if verbose:
-        rules = [f"{count:,} {name}" for name, count in sorted(known.items(), key=lambda pair: -pair[1])]
-        text.append(f"Turned away: {'; '.join(rules) or 'none'}.")
+        rules = [f"  {count:,} {name}" for name, count in sorted(known.items(), key=lambda pair: -pair[1])]
+        text += ["Turned away:", *rules] if rules else ["Turned away: none."]
     return text
 
 
