@@ -218,8 +218,8 @@ def fsdp_unit(modules: tuple[nn.Module, ...], fqn: str | None) -> str:
     found = LAYER.search(fqn or "")
     if found is not None and (found.end() == len(fqn or "") or (fqn or "").endswith(".experts")):
         return "layer"
-    # A table that has a trained copy is a module with both (peft's ModulesToSaveWrapper).
-    tables = [isinstance(getattr(one, "original_module", one), nn.Embedding) for one in modules]
-    if tables == [True]:
+    # A module that has a trained copy is one with both (peft's ModulesToSaveWrapper).
+    plain = [getattr(one, "original_module", one) for one in modules]
+    if [isinstance(one, nn.Embedding) for one in plain] == [True]:
         return "embed"
-    return "tower" if fqn and any(True for one in modules for _ in one.children()) else "tail"
+    return "tower" if fqn and any(True for one in plain for _ in one.children()) else "tail"
