@@ -16,7 +16,10 @@ PROJECT = Path(__file__).resolve().parents[1]
 OWN = ("planner/engines", "planner/spec/engines.py", "executor/backends", "executor/worker/engines", "cpu.py")
 """Folders and files that are an engine's own."""
 LISTED = {
-    "described_rules.py": (2, "engines under which Accelerate's autocast is at work, which no record says"),
+    "described_rules.py": (
+        4,
+        "engines under which Accelerate's autocast is at work, and those that run towers, which no record says",
+    ),
     "ends.py": (2, "a kernel of the loss, which happens to be called as the engine it comes from"),
     "kernels.py": (1, "a namespace of torch's operations, which is called as the package"),
     "mlp.py": (1, "an order of Megatron-Core's modules for experts, which is called as the engine"),

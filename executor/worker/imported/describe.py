@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from executor.worker.imported.lengths import DYNAMIC, UNIT, RecordedLengths, lengths_of, recordings
-from executor.worker.imported.operations import Products
+from executor.worker.imported.operations import UnitProducts
 from executor.worker.imported.record import (
     CodeFails,
     NotDescribed,
@@ -234,7 +234,7 @@ class OnDevice(NamedTuple):
 
     lengths: RecordedLengths
     programs: dict[str, dict[str, Program]]
-    products: dict[str, Products]
+    products: dict[str, UnitProducts]
     unused: tuple[str, ...]
     adapts: bool
     padded: bool
@@ -247,7 +247,7 @@ def recorded_on(build: Callable[..., Any], spots: Mapping[str, int], experts: Co
     and of the layers at `spots`. `experts` are the units that have weights of experts."""
     lengths: RecordedLengths | None = None
     programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *spots)}
-    products: dict[str, Products] = {}
+    products: dict[str, UnitProducts] = {}
     recorded = {unit: ("layer" if unit in spots else unit, spots.get(unit, 0)) for unit in programs}
     unused: tuple[str, ...] = ()
     first: tuple[str, ...] = ()

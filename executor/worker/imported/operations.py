@@ -22,7 +22,7 @@ Occurrences = int | tuple[float, ...]
 """How many there are: a number, or the terms of a polynomial of batch and length."""
 
 
-class Products(NamedTuple):
+class UnitProducts(NamedTuple):
     """Of a unit: fused attention, products beside linear modules, and attention by two products whose scores are in
     memory."""
 

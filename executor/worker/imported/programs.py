@@ -20,7 +20,7 @@ from executor.worker.imported.operations import (
     GROUPED,
     PRODUCTS,
     Occurrences,
-    Products,
+    UnitProducts,
     bytes_of,
     columns,
 )
@@ -538,7 +538,7 @@ class UnitProgram:
         writes = bool(op.made or op.name.endswith("_"))
         return writes and not (op.inside or fused or (self.unit[0] == "embed" and op.name != "embedding"))
 
-    def products(self, *, experts: bool) -> Products:
+    def products(self, *, experts: bool) -> UnitProducts:
         """Attention and products beside linear modules of the unit's forward; of grouped ones none where the unit has
         weights of `experts`, which are multiplied as those are."""
         attention, products, scores = [], dict[int, OtherProduct](), []
@@ -559,7 +559,7 @@ class UnitProgram:
                     scores.append(replace(made[1], value_width=op.results[0].shape[-1]))
                     del products[index], products[made[0]]
                     made = None
-        return Products(tuple(attention), tuple(products.values()), tuple(scores))
+        return UnitProducts(tuple(attention), tuple(products.values()), tuple(scores))
 
     def _of_pairs(self, index: int, tensor: Callable[[Operation], TensorSeen]) -> bool:
         """Whether a tensor of an operation has a number for each pair of positions in every recording."""

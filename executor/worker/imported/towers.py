@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from executor.worker.imported.lengths import RecordedLengths, recordings
-from executor.worker.imported.operations import ATTENTION, PRODUCTS, Products, bytes_of, columns
+from executor.worker.imported.operations import ATTENTION, PRODUCTS, UnitProducts, bytes_of, columns
 from executor.worker.imported.pictures import Pictures, pictures_of, tensors_of
 from executor.worker.imported.record import (
     CodeFails,
@@ -64,7 +64,7 @@ class SeenOnDevice(NamedTuple):
 
     towers: dict[str, Tower]
     units: dict[str, dict[str, Program]]
-    beside: dict[str, Products]
+    beside: dict[str, UnitProducts]
 
 
 class Small(NamedTuple):
@@ -85,7 +85,7 @@ def seen_on(small: Small, formats: Formats, between: bool, device: str) -> SeenO
     spots |= {BETWEEN: ("gap", 0)} if between else {}
     units: dict[str, dict[str, Program]] = {unit: {} for unit in spots}
     towers: dict[str, Tower] = {}
-    beside: dict[str, Products] = {}
+    beside: dict[str, UnitProducts] = {}
     for variant, (dtype, autocast) in formats.items():
         with fake_device(cuda=device == "cuda"):
             model = small.build(dtype)

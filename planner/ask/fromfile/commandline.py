@@ -17,7 +17,7 @@ from typing import Any
 from planner.ask.fromfile import files
 from planner.basics.errors import PlannerError
 
-Table = tuple[str, dict[str, Any]]
+NamedTable = tuple[str, dict[str, Any]]
 
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
 SCRIPTS = {"trl": "--config", "llamafactory-cli": "", "axolotl": ""}
@@ -44,7 +44,7 @@ def is_one(text: str) -> bool:
     return len(text.split()) > 1 and Path(first).name in STARTS and not os.path.isfile(text)
 
 
-def tables(text: str) -> list[Table]:
+def tables(text: str) -> list[NamedTable]:
     """The launcher's table, where there is one, and the script's (PlannerError for what is no such command line)."""
     if len(text) > LONGEST or not text.isprintable():
         raise PlannerError("from", text[:60], f"is not one line of at most {LONGEST:,} characters", "Give a file")
