@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from executor.worker.imported.operations import GROUPED
 from executor.worker.imported.record import ModelRecording, NotDescribed, layers_of, named
 from executor.worker.model.layers import decoder_config
 from planner.inventory.tensors import Size
@@ -36,7 +37,6 @@ STYLES = {
 (transformers 5.23, distributed/tensor_parallel.py)."""
 SUMMED = "replicated_with_grad_allreduce"
 """The style of a weight that every rank has, and whose gradient is summed over them."""
-GROUPED = "_grouped_mm"
 PACKED, EXPERTS = "packed_colwise", "moe_tp_experts"
 """The styles of two matrices in one, and of the module of experts, which sums what these give."""
 HEADS = ("num_attention_heads", "num_key_value_heads")

@@ -12,7 +12,6 @@ from typing import Any
 
 from planner.ask.fromfile import compiled, split, trainer
 from planner.ask.fromfile.sheet import OFF, Means, Sheet
-from planner.spec.engines import ENGINES
 from planner.spec.options import ALL_LINEAR
 
 NAME = "Axolotl"
@@ -220,7 +219,7 @@ def _precision(sheet: Sheet) -> None:
     words = {"fp8": "fp8", "bfloat16": "pure-bf16", "fp16": "fp16", "float16": "fp16"}
     if named := next((value for key, value in words.items() if sheet.flag(key)), None):
         sheet.means("precision", named, *keys)
-    elif bf16 and _replicated(sheet) and sheet.says("method") == "full":
+    elif bf16 and trainer.replicated(sheet) and sheet.says("method") == "full":
         sheet.means("precision", "pure-bf16", *keys, note="Axolotl loads bf16 weights, and DDP trains them as they are")
     elif bf16:
         sheet.means("precision", "bf16", *keys, note="auto: where the GPU has bf16" if automatic else "")
@@ -239,8 +238,3 @@ def _recompute(sheet: Sheet) -> None:
     if sheet.data.get("activation_offloading") not in (None, False):
         sheet.means("offload_activations", True, "activation_offloading")
     sheet.ignore("activation_offloading", "off")
-
-
-def _replicated(sheet: Sheet) -> bool:
-    """Whether every rank holds a whole copy."""
-    return any(ENGINES[name].copies == "replicas" for name in sheet.says("engine") or ())

@@ -20,15 +20,14 @@ from planner.basics.errors import PlannerError
 NamedTable = tuple[str, dict[str, Any]]
 
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
-SCRIPTS = {"trl": "--config", "llamafactory-cli": "", "axolotl": ""}
-"""Programs that train, and the option that names their configuration; "": the first word that is no option."""
+SCRIPTS = ("trl", "llamafactory-cli", "axolotl")
+"""Programs that train."""
 STARTS = (*LAUNCHERS, *SCRIPTS, "python", "python3")
 LONGEST = 20_000
 """Characters of a command line."""
 VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 ON = "true"
 """An option without a value."""
-CONFIGURED = ("--config_file", "--config-file")
 KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM", "multi_gpu": "MULTI_GPU"}
 """Accelerate's options that stand for a distributed_type (accelerate 1.15.0, commands/launch.py)."""
 SECTIONS = {"fsdp_": "fsdp_config", "megatron_lm_": "megatron_lm_config", "parallelism_config_": "parallelism_config"}
@@ -57,10 +56,10 @@ def tables(text: str) -> list[NamedTable]:
     program, words = Path(words[0]).name, words[1:]
     if program == "python" or program == "python3":
         if words[:2] not in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
-            return [("command line", _script("python", words))]
+            return [("command line", _script(words))]
         program, words = "torchrun", words[2:]
     if program not in LAUNCHERS:
-        return [("command line", _script(program, words))]
+        return [("command line", _script(words))]
     if program == "accelerate":
         if words[:1] != ["launch"]:
             raise PlannerError("from", text[:60], "launches nothing", "Give accelerate launch and what it starts")
@@ -69,15 +68,13 @@ def tables(text: str) -> list[NamedTable]:
     found = [(program, _accelerate(given) if program == "accelerate" else given)] if given else []
     if not rest:
         raise PlannerError("from", text[:60], "names no script", "Give the whole command")
-    return [*found, ("command line", _script(Path(rest[0]).name, rest[1:]))]
+    return [*found, ("command line", _script(rest[1:]))]
 
 
-def _script(program: str, words: Sequence[str]) -> dict[str, Any]:
+def _script(words: Sequence[str]) -> dict[str, Any]:
     """What a script is given: the table of the file that it names, under its options."""
-    named = SCRIPTS.get(program)
     given, rest = _options(words, script=False)
-    config = given.pop("config", None) if named == "--config" or "config" in given else None
-    config = config or next((word for word in rest if word.endswith(files.SUFFIXES)), None)
+    config = given.pop("config", None) or next((word for word in rest if word.endswith(files.SUFFIXES)), None)
     return (files.load(str(config)) if config else {}) | given
 
 

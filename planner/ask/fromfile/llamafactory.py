@@ -20,12 +20,7 @@ OWN_KEYS = ("finetuning_type", "stage", "template", "cutoff_len", "dataset", "lo
 PLAIN = {
     "model_name_or_path": Means("model", "text"),
     "cutoff_len": Means("seq_len", "whole", 2048),
-    "per_device_train_batch_size": Means("micro_batch_size", "whole", 8),
-    "gradient_accumulation_steps": Means("grad_accum", "whole", 1),
-    "learning_rate": Means("lr", "real"),
-    "weight_decay": Means("weight_decay", "real"),
-    "max_grad_norm": Means("max_grad_norm", "real"),
-    "seed": Means("seed", "whole"),
+    **trainer.PLAIN,
 }
 
 

@@ -10,11 +10,20 @@ from typing import Any
 
 from planner.ask.fromfile import deepspeed, files, fsdp
 from planner.ask.fromfile.classes import classes
-from planner.ask.fromfile.sheet import OFF, Sheet
+from planner.ask.fromfile.sheet import OFF, Means, Sheet
 from planner.spec.engines import ENGINES
 from planner.spec.layout import LIGER
 from planner.spec.options import ALL_LINEAR
 
+PLAIN = {
+    "per_device_train_batch_size": Means("micro_batch_size", "whole", 8),
+    "gradient_accumulation_steps": Means("grad_accum", "whole", 1),
+    "learning_rate": Means("lr", "real"),
+    "weight_decay": Means("weight_decay", "real"),
+    "max_grad_norm": Means("max_grad_norm", "real"),
+    "seed": Means("seed", "whole"),
+}
+"""Trainer's own keys that are one option each, with its defaults."""
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "paged_adamw_32bit"), "adamw"),
     **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw-8bit"),
@@ -196,3 +205,8 @@ def deepspeed_section(sheet: Sheet, key: str) -> None:
     deepspeed.agree(inner, {name: value for name, value in own.items() if value is not None})
     deepspeed.read(inner, trainer=True)
     sheet.include(inner.close(classes(deepspeed.KEYS)), key)
+
+
+def replicated(sheet: Sheet) -> bool:
+    """Whether every rank holds a whole copy."""
+    return any(ENGINES[name].copies == "replicas" for name in sheet.says("engine") or ())

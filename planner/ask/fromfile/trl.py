@@ -12,7 +12,6 @@ from typing import Any
 
 from planner.ask.fromfile import axolotl, compiled, llamafactory, trainer
 from planner.ask.fromfile.sheet import Means, Sheet
-from planner.spec.engines import ENGINES
 
 NAME = "TRL"
 KEYS = "trl"
@@ -21,12 +20,7 @@ MARKS = ("model_name_or_path", "per_device_train_batch_size", "num_train_epochs"
 
 PLAIN = {
     "model_name_or_path": Means("model", "text"),
-    "per_device_train_batch_size": Means("micro_batch_size", "whole", 8),
-    "gradient_accumulation_steps": Means("grad_accum", "whole", 1),
-    "learning_rate": Means("lr", "real"),
-    "weight_decay": Means("weight_decay", "real"),
-    "max_grad_norm": Means("max_grad_norm", "real"),
-    "seed": Means("seed", "whole"),
+    **trainer.PLAIN,
 }
 LENGTHS = ("max_length", "max_seq_length", "block_size")
 """The longest sequence: TRL's key, TRL's until 0.20, and that of Transformers' own examples."""
@@ -120,7 +114,7 @@ def _precision(sheet: Sheet) -> None:
             sheet.means("precision", "bf16", *keys, note="not modelled: a base of 32 bits", memory="more")
     elif half:
         sheet.means("precision", "fp16", *keys)
-    elif narrow and (not mixed or _replicated(sheet)):
+    elif narrow and (not mixed or trainer.replicated(sheet)):
         sheet.means("precision", "pure-bf16", *keys, note="weights are loaded in 16 bits, and trained as they are")
     else:
         sheet.means("precision", "bf16" if mixed else "fp32", *keys, note=note)
@@ -135,8 +129,3 @@ def _loss(sheet: Sheet) -> None:
         note = "" if name else "TRL's default for loss_type"
         sheet.means("loss", LOSSES[name or "chunked_nll"], "loss_type", note=note)
     sheet.ignore("loss_type", "Liger's loss, or that of the ranks that split the head, is estimated")
-
-
-def _replicated(sheet: Sheet) -> bool:
-    """Whether every rank holds a whole copy."""
-    return any(ENGINES[name].copies == "replicas" for name in sheet.says("engine") or ())
