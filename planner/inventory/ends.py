@@ -453,7 +453,7 @@ def rotary_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tenso
         tables = (Size(per_token=each) if compute.masked else Size(per_position=each),) * 2
     elif model.positions == "alibi":
         tables = (Size(per_token=model.heads * width),)
-    own = compute.kernels.holds_inputs or compute.kernels == HF  # plans of before `holds_inputs` have these
+    own = compute.kernels.holds_inputs or compute.kernels == HF  # older plans lack `holds_inputs`
     if own and not compute.masked and model.family not in WITHOUT_POSITIONS:
         tables += (_positions(model),)
     if compute.masked:

@@ -73,9 +73,9 @@ DEVICES = DEVICES_RECORDED
 LISTED = ("layer_types", "layers_block_type", "block_types")
 """Keys of a configuration that name the kind of each layer."""
 MOST_LAYERS = 2000
-Made = TypeVar("Made")
 MOST_KINDS = 8
 """Kinds of layers that a description may have."""
+Made = TypeVar("Made")
 
 
 NUMBERED = re.compile("^_|training|idx|index|_id$|^layer_number$|^seed$")
@@ -166,9 +166,9 @@ def describe(
     towers, blind = None, ""
     if weights[TOWER]:
         units[TOWER] = DescribedUnit(weights=tuple(replace(one, use="unused") for one in weights[TOWER]), programs={})
+    if weights[TOWER] and images:
         build = partial(build, padded=padded or first.padded)
         small = Small(partial(build, few), first.lengths, spots, _names_by_unit, experts)
-    if weights[TOWER] and images:
         try:
             with uncollected():
                 towers, changed = seeing(
