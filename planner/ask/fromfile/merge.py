@@ -27,6 +27,9 @@ DDP = (("strategy", "ddp"), ("runtime", ENGINES["ddp"].runtime))
 ENGINE_BY = ("strategy", "runtime", "zero_stage")
 """Options that replace the engine a file means."""
 
+OF_THE_METHOD = ("method", "quantization")
+"""Options that another method replaces; adapters' own stay, whatever they adapt."""
+
 MOVED = {"more": "adds memory", "less": "takes memory away"}
 
 
@@ -47,7 +50,7 @@ def merged(found: Understood, given: Given) -> Merged:
     for name in typed:
         by |= {one.name: name for one in TABLE if name in one.replaced_by and one.name not in by}
     if given.get("method") != "full":  # adapters keep the file's rank and targets whatever they adapt
-        by = {name: whom for name, whom in by.items() if whom != "method" or name == "method"}
+        by = {name: whom for name, whom in by.items() if whom != "method" or name in OF_THE_METHOD}
     if given.get("offload_optimizer") is False and by.get("optimizer_implementation") == "offload_optimizer":
         del by["optimizer_implementation"]
     if engine := next((name for name in typed if name in ENGINE_BY), None):

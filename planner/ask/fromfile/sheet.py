@@ -218,6 +218,11 @@ class Sheet:
             elif one.absent is not None:
                 self.means(one.option, one.absent, note=f"{self.name}'s default for {key}")
 
+    @property
+    def lines(self) -> tuple[OptionLine, ...]:
+        """What the file has said so far."""
+        return tuple(self._lines)
+
     def switch(self, key: str, option: str, value: Any = True, off: str = OFF) -> None:
         """A flag that sets an option where it is on; where it is not, the account says `off`."""
         if self.flag(key):

@@ -127,6 +127,31 @@ def adapters(sheet: Sheet, method: str, *keys: str, note: str = "") -> None:
                 sheet.ignore(key, "there are no adapters")
 
 
+REENTRANT = "gradient_checkpointing_kwargs.use_reentrant"
+"""Trainer's key of how a layer that runs again is called."""
+
+
+def eight_bit(sheet: Sheet, *keys: str) -> None:
+    """Adapters on a base of LLM.int8, as bitsandbytes has it."""
+    adapters(sheet, "qlora", *keys, note="adapters on a base of 8 bits")
+    sheet.means("quantization", "int8", *keys, note="columns beyond 6 are not counted: 0.1 % by the paper")
+
+
+def inputs_kept(sheet: Sheet, *, reentrant: bool) -> None:
+    """Last of all: an 8-bit base under layers that run again keeps inputs unless their calls are reentrant
+    (bitsandbytes 0.50.2, autograd/_functions.py, MatMul8bitLt: attributes of ctx, which no hook sees)."""
+    said = sheet.flag(REENTRANT)
+    if (
+        sheet.says("quantization") != "int8"
+        or sheet.says("recompute") != "full"
+        or (reentrant if said is None else said)
+    ):
+        return
+    keys = next(line.keys for line in sheet.lines if line.option == "quantization")
+    why = "not modelled: an 8-bit base keeps its inputs, since layers run again without reentrant calls"
+    sheet.means("quantization", "int8", *keys, note=why, memory="more")
+
+
 def targets(sheet: Sheet, key: str, absent_all: bool) -> None:
     """Adapted modules: a list, names with commas, or all linear modules."""
     names = _names(sheet.data.get(key))
