@@ -124,8 +124,9 @@ def linear(
 def _in_int8(tape: Tape, weight: Weight, x: Tensor, element_bytes: float) -> list[Storage]:
     """What is alive beside x and the result of a product of 8-bit codes when that is made; quantising comes before."""
     half, elements = weight.form == "int8-half", x.size * (1 / element_bytes)
+    beside = x.size * (float(int8_quantising_bytes(half)) / element_bytes)
     codes, scales = tape.allocate(elements), tape.allocate(Size(per_token=float(BYTES["fp32"])))
-    tape.release(tape.allocate(elements * int8_quantising_bytes(half)))
+    tape.release(tape.allocate(beside))
     share = x.size.per_token / element_bytes / weight.features[1]
     sums = tape.allocate(Size(per_token=weight.features[0] * share * int8_product_bytes(half)))
     return [codes, scales, sums]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from planner.ask.fits import Uncounted
-from planner.ask.fromfile import hub
+from planner.ask.fromfile import hub, targets
 from planner.ask.fromfile.deepspeed import OfHidden
 from planner.ask.fromfile.sheet import HARMLESS, Ignored, OptionLine, Understood
 from planner.ask.options import Given, cluster_of, model_of
@@ -62,7 +62,9 @@ def merged(found: Understood, given: Given) -> Merged:
         hidden = model_of(whole, tuple(whole.get("presets") or ())).hidden
         lines = [_sized(line, hidden) for line in lines]
         whole |= {line.option: line.value for line in lines}
-    understood = msgspec.structs.replace(found, lines=tuple(lines))
+    lines, ignored = _of_the_model(lines, found.ignored, whole)
+    whole |= {line.option: line.value for line in lines if line.option == "lora_targets"}
+    understood = msgspec.structs.replace(found, lines=tuple(lines), ignored=ignored)
     replicas = any((line.option, line.value) in DDP for line in lines)
     if replicas and _gpus(whole) == 1:
         understood = _on_one_device(understood)
@@ -81,6 +83,22 @@ def _decided(one: Ignored, path: str, typed: Sequence[str]) -> Ignored:
         if name in one.by:
             return Ignored(one.key, one.value, f"{OPTIONS[name].flag} stands", "none")
     raise PlannerError(f"{path}: {one.key}", one.value, one.why, one.fix)
+
+
+def _of_the_model(
+    lines: list[OptionLine], ignored: tuple[Ignored, ...], whole: Given
+) -> tuple[list[OptionLine], tuple[Ignored, ...]]:
+    """Keys that mean something by the model: names of adapted modules, and parts that only some models have."""
+    needs = any(one.norm for one in ignored) or any(line.option == "lora_targets" for line in lines)
+    if not needs or whole.get("model") is None:
+        return lines, ignored
+    model = model_of(whole, tuple(whole.get("presets") or ()))
+    why = f"{model.name} has no such part"
+    absent = [bool(one.norm) and model.described is None and one.norm != model.norm for one in ignored]
+    kept = tuple(
+        Ignored(one.key, one.value, why, "none") if gone else one for one, gone in zip(ignored, absent, strict=True)
+    )
+    return [targets.of_model(line, model) if line.option == "lora_targets" else line for line in lines], kept
 
 
 def uncounted(one: Merged) -> Uncounted:

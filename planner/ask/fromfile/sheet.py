@@ -57,7 +57,7 @@ class OptionLine(msgspec.Struct, frozen=True):
 
 class Ignored(msgspec.Struct, frozen=True):
     """A key that sets no option, and why. Of one that decides `by` are the options that answer in its place, and `fix`
-    is the nearest way out."""
+    is the nearest way out; `norm` is of models that know the key, where not all do."""
 
     key: str
     value: Any
@@ -66,6 +66,7 @@ class Ignored(msgspec.Struct, frozen=True):
     memory: Memory = "same"
     fix: str = ""
     by: tuple[str, ...] = ()
+    norm: str = ""
 
 
 class Understood(msgspec.Struct, frozen=True):
@@ -306,6 +307,8 @@ class Sheet:
                 self.decides(key, found.why, found.fix, *found.by)
             else:
                 self.unmodelled(key, found.why, MOVES[found.kind])
+                if found.norm:
+                    self._ignored[key] = msgspec.structs.replace(self._ignored[key], norm=found.norm)
         return Understood(self.name, self.path, tuple(self._lines), tuple(self._ignored.values()))
 
 

@@ -90,7 +90,7 @@ ATTENTION = {
 
 def attention(sheet: Sheet, code: str, key: str) -> None:
     """An implementation of attention; where ranks split the model, the engine's own is estimated."""
-    if any(sheet.says(axis) for axis in ("tp", "cp", "pp")):
+    if any(sheet.says(axis) for axis in ("tp", "cp", "pp", "ep")):
         sheet.ignore(key, "an engine that splits the model computes attention in its own way")
     else:
         sheet.means("attention", code, key)
