@@ -20,7 +20,7 @@ SORTED: tuple[KeyClass, ...] = ("decides", "adds", "takes", "time")
 
 class Meaning(NamedTuple):
     """One class, with the reason. `rest` are values at which the key asks for nothing; of what decides `by` are the
-    options that answer in its place, and `fix` the nearest way out. Models whose norms are not `norm` have no such part.
+    options that answer in its place, and `fix` the nearest way out. Models whose norms are not `norm` have none.
     """
 
     kind: KeyClass

@@ -89,12 +89,12 @@ def _stage(sheet: Sheet) -> None:
 def _method(sheet: Sheet) -> None:
     key, bits_key = "finetuning_type", "quantization_bit"
     kind, bits = str(sheet.data.get(key) or "lora"), sheet.whole(bits_key)
-    if kind not in ("lora", "full"):
-        raise sheet.wrong(key, "is not planned for", "Known: lora, full")
-    if kind == "full":
+    if kind not in ("lora", "full", "freeze"):
+        raise sheet.wrong(key, "is not planned for", "Known: lora, full, freeze")
+    if kind != "lora":
         if bits is not None:
             raise sheet.wrong(bits_key, "quantized weights cannot be trained without adapters", f"Set {key}: lora")
-        trainer.adapters(sheet, "full", key)
+        trainer.part_trained(sheet, key) if kind == "freeze" else trainer.adapters(sheet, "full", key)
         return
     note = "" if sheet.has(key) else "LLaMA-Factory's default"
     by_bitsandbytes = str(sheet.data.get("quantization_method") or "bnb").lower() == "bnb"

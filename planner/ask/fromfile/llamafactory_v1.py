@@ -17,7 +17,6 @@ from planner.spec.layout import LIGER
 NAME = "LLaMA-Factory v1"
 KEYS = "llamafactory_v1"
 SECTIONS = ("dist_config", "peft_config", "kernel_config", "quant_config", "optim_config", "init_config")
-TAKE_OUT = "Take it out to plan full fine-tuning, or use name: lora"
 
 PLAIN = {
     "model": Means("model", "text", "Qwen/Qwen3-4B-Instruct-2507"),
@@ -75,8 +74,6 @@ def _method(sheet: Sheet) -> None:
     kind, coded = _name(sheet, "peft_config"), _name(sheet, "quant_config")
     sheet.ignore("peft_config", OFF)
     sheet.ignore("quant_config", OFF)
-    if kind not in ("", "lora"):
-        sheet.decides(key, f"{kind} trains a part of the weights, which is not planned", TAKE_OUT, "method")
     bits = sheet.whole(bits_key) or (4 if coded == "bnb" else None)
     if coded not in ("", "bnb", "auto") or bits not in (None, 4, 8):
         fix = "Add --method lora (a base of 16 bits) or --method qlora (of 4)"
@@ -84,7 +81,9 @@ def _method(sheet: Sheet) -> None:
     if kind != "lora":
         if coded and bits:
             raise sheet.wrong(bits_key, "quantized weights cannot be trained without adapters", "Add peft_config: lora")
-        trainer.adapters(sheet, "full", key, note="" if kind else "no adapters")
+        trainer.part_trained(sheet, key) if kind == "freeze" else trainer.adapters(sheet, "full", note="no adapters")
+        if kind not in ("", "freeze"):
+            sheet.decides(key, f"adapters of kind {kind} are not planned", "Add --method lora", "method")
         return
     if coded and bits == 8:
         trainer.eight_bit(sheet, key, bits_key, "quant_config.name")

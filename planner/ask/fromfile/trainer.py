@@ -127,6 +127,13 @@ def adapters(sheet: Sheet, method: str, *keys: str, note: str = "") -> None:
                 sheet.ignore(key, "there are no adapters")
 
 
+def part_trained(sheet: Sheet, key: str) -> None:
+    """Some layers trained and the others frozen: whole training is a bound."""
+    adapters(sheet, "full", key)
+    note = "not modelled: some layers are frozen; all are estimated as trained"
+    sheet.means("method", "full", key, note=note, memory="less")
+
+
 REENTRANT = "gradient_checkpointing_kwargs.use_reentrant"
 """Trainer's key of how a layer that runs again is called."""
 
@@ -219,13 +226,18 @@ def deepspeed_section(sheet: Sheet, key: str) -> None:
     name = sheet.data.get(key)
     if isinstance(name, str):
         path = files.referenced(name, sheet.path)
-        inner = Sheet(deepspeed.NAME, str(path), files.load(path))
-        if not deepspeed.detect(inner.tables):
-            raise sheet.wrong(key, "is not a DeepSpeed configuration", "Name DeepSpeed's JSON file")
         sheet.ignore(key, f"read as {path}")
+        deepspeed_table(sheet, key, files.load(path), str(path))
     else:
         tables = sheet.tables.get(key)
-        inner = Sheet(deepspeed.NAME, f"{sheet.path}: {key}", tables if isinstance(tables, dict) else {})
+        deepspeed_table(sheet, key, tables if isinstance(tables, dict) else {})
+
+
+def deepspeed_table(sheet: Sheet, key: str, table: dict[str, Any], path: str = "") -> None:
+    """DeepSpeed's keys under that one, from a file of that path."""
+    inner = Sheet(deepspeed.NAME, path or f"{sheet.path}: {key}", table)
+    if path and not deepspeed.detect(inner.tables):
+        raise sheet.wrong(key, "is not a DeepSpeed configuration", "Name DeepSpeed's JSON file")
     own = {name: sheet.says(name) for name in ("micro_batch_size", "grad_accum", "max_grad_norm", "lr", "weight_decay")}
     deepspeed.agree(inner, {name: value for name, value in own.items() if value is not None})
     deepspeed.read(inner, trainer=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner.ask.fromfile import axolotl, compiled, llamafactory, trainer
+from planner.ask.fromfile import axolotl, compiled, llamafactory, swift, trainer
 from planner.ask.fromfile.sheet import Means, Sheet
 
 NAME = "TRL"
@@ -32,7 +32,7 @@ LOSSES = {"nll": "whole", "chunked_nll": "chunked"}
 
 def detect(data: Mapping[str, Any]) -> bool:
     """Whether a table is Trainer's arguments by themselves."""
-    other = axolotl.detect(data) or llamafactory.detect(data) or "distributed_type" in data
+    other = axolotl.detect(data) or llamafactory.detect(data) or swift.detect(data) or "distributed_type" in data
     return not other and any(key in data for key in MARKS)
 
 
