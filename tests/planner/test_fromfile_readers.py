@@ -31,14 +31,22 @@ def merged(name: str, data: dict[str, Any], **given: Any) -> merge.Merged:
 # -- bases of 8 bits -----------------------------------------------------------------------------------------------
 
 EIGHT = {
-    "Axolotl": {"base_model": LLAMA, "adapter": "lora", "load_in_8bit": True, "lora_r": 8, "gradient_checkpointing": True},  # fmt: skip  # noqa: E501
+    "Axolotl": {
+        "base_model": LLAMA,
+        "adapter": "lora",
+        "load_in_8bit": True,
+        "lora_r": 8,
+        "gradient_checkpointing": True,
+    },
     "LLaMA-Factory": {"model_name_or_path": LLAMA, "template": "llama3", "do_train": True, "quantization_bit": 8},
     "TRL": {"model_name_or_path": LLAMA, "use_peft": True, "load_in_8bit": True, "max_length": 1024},
     "LLaMA-Factory v1": {
-        "model": LLAMA, "peft_config": {"name": "lora"}, "quant_config": {"name": "bnb", "quantization_bit": 8},
+        "model": LLAMA,
+        "peft_config": {"name": "lora"},
+        "quant_config": {"name": "bnb", "quantization_bit": 8},
     },
     "ms-swift": {"model": LLAMA, "quant_method": "bnb", "quant_bits": 8, "max_length": 1024},
-}  # fmt: skip
+}
 REENTRANT = {"Axolotl": True, "LLaMA-Factory": True, "TRL": False, "LLaMA-Factory v1": False, "ms-swift": False}
 """How each calls layers that run again, where nothing is sharded."""
 
@@ -205,7 +213,7 @@ def test_swift_makes_logits_of_trained_tokens_alone(keys: dict[str, Any], less: 
     "keys",
     [
         {"rlhf_type": "grpo"}, {"swift_command": "rlhf"}, {"swift_command": "infer"}, {"task_type": "seq_cls"},
-        {"max_length": None}, {"tuner_type": "longlora"}, {"tuner_type": "lora", "quant_method": "hqq", "quant_bits": 4},
+        {"max_length": None}, {"tuner_type": "longlora"}, {"tuner_type": "lora", "quant_method": "hqq"},
         {"quant_bits": 4}, {"optimizer": "muonclip"}, {"device_map": "auto"}, {"fsdp": "mine.json"},
         {"tuner_type": "lora", "target_regex": "x"}, {"deepspeed": "zero2", "fsdp": "fsdp2"},
     ],
