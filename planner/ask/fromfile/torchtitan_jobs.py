@@ -33,7 +33,8 @@ FAMILIES = {"llama3": "llama", "qwen3": "qwen3", "deepseek_v3": "deepseek_v3"}
 
 def is_job(data: Mapping[str, Any]) -> bool:
     """Whether a table is a dump, or the name of a registered configuration with overrides."""
-    return isinstance(data.get(MODEL), Mapping) or {"module", "config"} <= data.keys()
+    spec = data.get(MODEL)
+    return (isinstance(spec, Mapping) and "flavor" in spec) or {"module", "config"} <= data.keys()
 
 
 @lru_cache(maxsize=1)
