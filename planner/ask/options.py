@@ -126,6 +126,8 @@ def model_of(given: Given, folders: Folders) -> ModelSpec:
     """A preset, a config.json or its folder, sizes, or the checkpoint's own model."""
     name = given["checkpoint"] if _is_of_checkpoint(given) else given.get("model")
     sizes = [option.name for option in of_part("model") if given.get(option.name) is not None]
+    if isinstance(name, ModelSpec):  # a file of another tool's had all its sizes
+        return name
     if name is None and sizes:
         return _model_of_sizes(given)
     if name is None and value("checkpoint", given) is not None:

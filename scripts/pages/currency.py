@@ -1,4 +1,5 @@
-"""docs/currency.md: each version of each runtime, the software that was read for it, and when.
+"""docs/currency.md: each version of each runtime, the software that was read for it, and when; and how configurations
+of repositories were answered.
 
 Not here: reading presets (planner/spec/presets.py), or how far off predictions are (accuracy.py).
 """
@@ -22,7 +23,14 @@ A prediction describes software as it was when its source was read.
 Every answer names the versions in its last lines.
 `executor check` and `executor run` note a package of another release than a plan describes.
 A runtime's plain name is its default version; another one is asked as `--runtime NAME{VERSION_MARK}VERSION`.
-This page is written by `make docs` from `presets/runtimes/`; "unknown" stands where a preset does not say it.
+This page is written by `make docs` from `presets/runtimes/` and `tests/recorded/fromfile/`.
+"unknown" stands where a preset does not say it.
+"""
+COUNTS = Path(__file__).resolve().parents[2] / "tests" / "recorded" / "fromfile"
+COUNTED = """## Configurations of others
+
+What `planner estimate --from` answered.
+A figure that is "at least", "at most" or "unsure" is a bound.
 """
 
 
@@ -37,7 +45,7 @@ def page() -> str:
         if not one.is_default:
             alike.setdefault(_changes(one), []).append(f"`{one.name}`")
     others = [line for told, ones in alike.items() for line in ("", f"{', '.join(ones)}:", "", *told)]
-    return "\n".join([HEAD, *head, *rows, "", "## What a version changes", *others, "", *_files_of_others(), ""])
+    return "\n".join([HEAD, *head, *rows, "", "## What a version changes", *others, "", *_files_of_others(), "", COUNTED, *_counts(), ""])
 
 
 def _files_of_others() -> list[str]:
@@ -49,6 +57,18 @@ def _files_of_others() -> list[str]:
     ]
     rows = [f"| {' | '.join(str(one[key]) for key in COLUMNS)} |" for one in table["files"]]
     return ["## Files of others", "", table["about"], "", *head, *rows]
+
+
+def _counts() -> list[str]:
+    """A table of the recorded counts, a repository a row."""
+    names = ("figure", "qualified", "refused", "other")
+    head = ["| repository | commit | what | when | figure | bound | refused | other |", "|" + "---|" * 8]
+    found = [tomllib.loads(path.read_text()) for path in sorted(COUNTED_JOBS.glob("*.toml"))]
+    return head + [
+        f"| {one['repository']} | {one['commit'][:7]} | {one['what']} | {one['counted_on']} | "
+        f"{' | '.join(str(one[name]) for name in names)} |"
+        for one in found
+    ]
 
 
 def _cells(one: VersionFacts) -> tuple[str, ...]:

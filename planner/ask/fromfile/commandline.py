@@ -22,10 +22,13 @@ NamedTable = tuple[str, dict[str, Any]]
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
 SCRIPTS = ("trl", "llamafactory-cli", "axolotl", "swift")
 """Programs that train."""
-STARTS = (*LAUNCHERS, *SCRIPTS, "python", "python3")
+JOB_SCRIPT = "run_train.sh"
+"""torchtitan's own start, whose variables say what it starts: NGPU, MODULE and CONFIG (torchtitan b5bcd76)."""
+STARTS = (*LAUNCHERS, *SCRIPTS, "python", "python3", JOB_SCRIPT)
 LONGEST = 20_000
 """Characters of a command line."""
 VARIABLE = re.compile(r"[A-Za-z_]\w*=")
+POLICY = re.compile(r"activation[-_]checkpoint:[a-z_-]+")
 ON = "true"
 """An option without a value."""
 KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM", "multi_gpu": "MULTI_GPU"}
@@ -56,6 +59,11 @@ def tables(text: str) -> list[NamedTable]:
         name, _, value = words[0].partition("=")
         variables[name], words = value, words[1:]
     program, words = Path(words[0]).name, words[1:]
+    if program == JOB_SCRIPT:
+        module, config = variables.get("MODULE", "llama3"), variables.get("CONFIG", "llama3_debugmodel")
+        words = ["--module", module, "--config", config, *words]
+        processes = {"nproc_per_node": variables.get("NGPU", "8")}
+        return [("torchrun", processes), ("command line", _script(words))]
     if program == "python" or program == "python3":
         if words[:2] not in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
             return [("command line", _script(words))]
@@ -91,9 +99,26 @@ def _swift(variables: Mapping[str, str], words: Sequence[str]) -> list[NamedTabl
 
 def _script(words: Sequence[str]) -> dict[str, Any]:
     """What a script is given: the table of the file that it names, under its options."""
+    if any(word.partition("=")[0] == "--module" for word in words):
+        return _job(words)
     given, rest = _options(words, script=False)
     config = given.pop("config", None) or next((word for word in rest if word.endswith(files.SUFFIXES)), None)
     return (files.load(str(config)) if config else {}) | given
+
+
+def _job(words: Sequence[str]) -> dict[str, Any]:
+    """Options of torchtitan as tyro takes them: dashes for underscores, `no-` before what is off, policies as words."""
+    policies = [word for word in words if POLICY.fullmatch(word)]
+    given, _ = _options([word for word in words if not POLICY.fullmatch(word)], script=False)
+    table: dict[str, Any] = {}
+    for key, value in given.items():
+        section, dot, name = key.replace("-", "_").rpartition(".")
+        off = bool(dot) and name.startswith("no_") and value == ON
+        table[f"{section}{dot}{name.removeprefix('no_') if off else name}"] = "false" if off else value
+    for word in policies:
+        section, _, name = word.replace("-", "_").partition(":")
+        table[f"{section}.mode"] = name
+    return table
 
 
 def _accelerate(given: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from planner.ask.fromfile.deepspeed import OfHidden
 from planner.ask.fromfile.sheet import HARMLESS, Ignored, Memory, OptionLine, Understood
 from planner.ask.options import Given, cluster_of, model_of
 from planner.basics.errors import PlannerError
-from planner.spec import presets
+from planner.spec import ModelSpec, presets
 from planner.spec.engines import ENGINES
 from planner.spec.options import OPTIONS, TABLE
 
@@ -165,11 +165,13 @@ def _on_several(found: Understood) -> Understood:
 
 def _named(line: OptionLine, found: Understood, given: Given) -> OptionLine:
     """Models and engines under the planner's own names."""
+    if isinstance(line.value, ModelSpec):
+        return line
     if line.option == "model":
         value, how = hub.find(line.value, found.path, tuple(given.get("presets") or ()))
         return msgspec.structs.replace(line, value=value, note="; ".join(filter(None, (line.note, how))))
     if line.option == "engine":
-        engine = next((name for name in line.value if name in ENGINES or name in presets.names("runtimes")), None)
+        engine = next((name for name in line.value if name in ENGINES or name in presets.runtime_names()), None)
         if engine is None:
             rule = f"means engine {line.value[0]}, which this version does not know"
             fix = "Say which runtime stands in for it: --runtime NAME (planner presets runtimes lists them)"
@@ -200,7 +202,7 @@ def as_json(one: Merged) -> dict[str, Any]:
     return {
         "path": one.found.path,
         "format": one.found.format,
-        "understood": [msgspec.structs.asdict(line) for line in one.found.lines],
+        "understood": [{**msgspec.structs.asdict(line), "value": _said(line.value)} for line in one.found.lines],
         "replaced": [{**_plain(line), "by": OPTIONS[by].flag} for line, by in one.replaced],
         "ignored": [
             {name: getattr(ignored, name) for name in ("key", "value", "why", "effect", "memory")}
@@ -209,8 +211,13 @@ def as_json(one: Merged) -> dict[str, Any]:
     }
 
 
+def _said(value: Any) -> Any:
+    """A value as a reader sees it: a model of a file's own sizes by its name."""
+    return value.name if isinstance(value, ModelSpec) else value
+
+
 def _plain(line: OptionLine) -> dict[str, Any]:
-    value = line.value
+    value = _said(line.value)
     if isinstance(value, OfHidden):
         value = value.text
     elif isinstance(value, tuple):
@@ -221,7 +228,9 @@ def _plain(line: OptionLine) -> dict[str, Any]:
 def as_text(one: Merged) -> str:
     """What was understood, what the command line replaced, what was ignored and why."""
     found = one.found
-    rows = [(", ".join(line.keys) or "(absent)", f"{line.option} = {line.value}", line.note) for line in found.lines]
+    rows = [
+        (", ".join(line.keys) or "(absent)", f"{line.option} = {_said(line.value)}", line.note) for line in found.lines
+    ]
     text = [f"{found.path}: {found.format} configuration", "understood:", *_columns(rows)]
     if one.replaced:
         text.append("the command line says otherwise:")
