@@ -26,7 +26,7 @@ A runtime's plain name is its default version; another one is asked as `--runtim
 This page is written by `make docs` from `presets/runtimes/` and `tests/recorded/fromfile/`.
 "unknown" stands where a preset does not say it.
 """
-COUNTS = Path(__file__).resolve().parents[2] / "tests" / "recorded" / "fromfile"
+COUNTED_JOBS = Path(__file__).resolve().parents[2] / "tests" / "recorded" / "fromfile"
 COUNTED = """## Configurations of others
 
 What `planner estimate --from` answered.
