@@ -62,7 +62,7 @@ def asked(folder: Path, text: str) -> tuple[int, str, bool]:
     for name in ("modeling.py", "transformers.py", "sitecustomize.py", "torch.py"):
         (folder / name).write_text(f"open({str(folder / 'ran')!r}, 'w')")
     (folder / "config.json").write_text(text)
-    command = [sys.executable, "-m", "executor", "import", str(folder), "-o", str(folder / "model.json")]
+    command = [sys.executable, "-m", "executor.cli", "import", str(folder), "-o", str(folder / "model.json")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not (folder / "ran").exists()
     return ended.returncode, ended.stderr, (folder / "model.json").exists()
@@ -136,7 +136,16 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", [(), pytest.param(("--images",), marks=pytest.mark.long)], ids=["text", "images"])
 def test_an_import_that_is_interrupted_leaves_no_process_and_no_file(flags: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl" if flags else "olmo2"}))
-    command = [sys.executable, "-m", "executor", "import", str(tmp_path), "-o", str(tmp_path / "model.json"), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "executor.cli",
+        "import",
+        str(tmp_path),
+        "-o",
+        str(tmp_path / "model.json"),
+        *flags,
+    ]
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what starts the tests may have it ignored
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as begun:
