@@ -6,14 +6,16 @@ Not here: the description (executor/worker/imported/), or reading one (planner/s
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import click
 
 from executor.cli.output import tell
 from planner.basics import command
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 from planner.basics.help_page import PagedCommand, option
+from planner.basics.output import CHOOSE, check_file, check_folder, write_whole
 from planner.basics.quoting import for_shell
 from planner.basics.saying import say
 from planner.inventory import parameters
@@ -44,8 +46,17 @@ def import_model(config: Path, output: Path, trusted: bool, images: bool) -> int
     file = config / "config.json" if config.is_dir() else config
     if not file.is_file():
         raise PlannerError("config", str(config), "does not exist", "Give a config.json, or the folder that holds one")
-    run_import(file, output, file.resolve().parent.name or "model", str(file), trusted=trusted, images=images)
-    model = read_described(output)
+    check_file(output)
+    check_folder(output.absolute().parent)
+    if output.exists() and output.samefile(file):
+        raise PlannerError("output", str(output), "is the file that is read", "Name another file")
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "model.json"
+        run_import(file, made, file.resolve().parent.name or "model", str(file), trusted=trusted, images=images)
+        model = read_described(made, str(file))
+        with refusing(OSError, "output", output, "cannot be written", CHOOSE):
+            output.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(output, made.read_bytes())
     tell(summary(model))
     path = os.path.relpath(output)
     tell(f"wrote {path}")

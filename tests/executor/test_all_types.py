@@ -51,7 +51,6 @@ FIELDS: dict[str, dict[str, Any]] = {
 """Fields that every published config.json of a type has, and without whose defaults Transformers cannot build it."""
 REFUSED: dict[str, str] = {
     "blt": "num_hidden_layers is None",
-    "dbrx": "do not foretell",
     "gemma3n": "Transformers cannot build it: ImportError",
     "gemma4_assistant": "Transformers cannot build it",
     "gemma4_unified_assistant": "Transformers cannot build it",

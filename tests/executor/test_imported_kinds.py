@@ -30,6 +30,11 @@ from scripts.trace_pairs import planned
 SHARING = ["sliding_attention"] * 3 + ["full_attention"] + ["sliding_attention"] * 2 + ["full_attention"]
 CONFIGS: dict[str, dict[str, Any]] = {
     "big_bird": {"is_decoder": True, "attention_type": "original_full", "num_hidden_layers": 3},
+    "dbrx": {
+        "d_model": 512, "n_heads": 8, "n_layers": 5, "vocab_size": 1024,
+        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 4, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 768, "hidden_size": 512, "moe_num_experts": 8, "moe_top_k": 2},
+    },
     "deepseek_v4": {
         "hidden_size": 256, "moe_intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
         "head_dim": 64, "q_lora_rank": 32, "o_groups": 2, "o_lora_rank": 32, "index_n_heads": 4, "index_head_dim": 32,
@@ -46,7 +51,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 PRECISIONS: tuple[Precision, ...] = ("bf16", "pure-bf16")
 IN_CI = ("rwkv", "pure-bf16")
-LENGTHS = {"big_bird": 736, "deepseek_v4": 3200, "gemma3n_text": 224, "rwkv": 100, "xlstm": 448}
+LENGTHS = {"big_bird": 736, "dbrx": 1184, "deepseek_v4": 3200, "gemma3n_text": 224, "rwkv": 100, "xlstm": 448}
 ALONE = {"xlstm": "mixed"}
 """Number formats that a type's code takes, where it does not take all: xLSTM multiplies its fp32 states with others."""
 

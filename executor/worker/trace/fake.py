@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from executor.worker.fake_world import environment, join
 from executor.worker.meter.memory import LiveTensors
@@ -88,12 +89,16 @@ class Answers(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
+            if args[0].untyped_storage() in _NUMBERS:
+                return args[0].storage_offset()
             # Norms are finite, no sequence is packed, every mask is full: what an ordinary step finds.
             return 1.0 if args[0].dtype.is_floating_point else True if args[0].dtype is torch.bool else 1
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # the fake one would be a second tensor
         if func is torch.ops.aten.nonzero.default and _has_no_numbers(args[0]):
             return _even_share(args[0])
+        if func in CHOOSING:
+            return _choosing(func, args, kwargs)
         if func is torch.ops.aten.index.Tensor:
             return func(args[0], _as_numbers(args[1]))
         if func is torch.ops.aten.split_with_sizes.default:
@@ -126,11 +131,42 @@ def images_in(batch: int, seq: int, images: int) -> Iterator[None]:
         yield
 
 
+_CHOICES = WeakIdKeyDictionary()
+"""How many there are to choose from, by the storages that say which were chosen, such as a router's experts."""
+_NUMBERS = WeakIdKeyDictionary()
+"""Storages of the numbers 0, 1, 2 and on."""
+CHOOSING = (
+    torch.ops.aten.topk.default, torch.ops.aten.eq.Tensor, torch.ops.aten._to_copy.default,
+    torch.ops.aten.sum.dim_IntList, torch.ops.aten.gt.Scalar,
+)  # fmt: skip
+"""Operations that choose, and those that are between the choice and a loop over what was chosen (one_hot among
+them)."""
+
+
+def _choosing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation's result, of which it is known from how many it chooses. A mask that has one row more has it for
+    what is on other ranks, so that here none is in it."""
+    result = func(*args, **kwargs)
+    if func is torch.ops.aten.topk.default:
+        _CHOICES[result[1].untyped_storage()] = args[0].shape[-1]
+    elif (found := _CHOICES.get(args[0].untyped_storage())) is not None:
+        _CHOICES[result.untyped_storage()] = found
+    return result
+
+
 def _even_share(mask: torch.Tensor) -> torch.Tensor:
     """Where a mask is true: of one that is one of several rows of a larger one, which says what is given to whom, an
-    even share, of one of images as many positions as they have, and else everywhere."""
-    count = _IMAGES.get(tuple(mask.shape), -(-mask.numel() // _parts(mask)))
-    return mask.new_empty((count, mask.dim()), dtype=torch.int64)
+    even share, of one of images as many positions as they have, of one that says which were chosen all that may be,
+    and else everywhere."""
+    parts, choices = _parts(mask), _CHOICES.get(mask.untyped_storage())
+    if choices is None:
+        count = _IMAGES.get(tuple(mask.shape), -(-mask.numel() // parts))
+    else:
+        count = min(mask.numel(), choices) if parts == 1 else -(-mask.numel() // choices)
+    found = mask.new_empty((count, mask.dim()), dtype=torch.int64)
+    if choices is not None and mask.dim() == parts == 1:
+        _NUMBERS[found.untyped_storage()] = True
+    return found
 
 
 def _parts(mask: torch.Tensor) -> int:
