@@ -1,0 +1,119 @@
+"""Accelerate's YAML of a plan: processes, DDP, FSDP2 or DeepSpeed's file, group sizes. The trainer's own file is made of
+the same rows (executor/backends/accelerate.py).
+
+FSDP's keys are Axolotl's too, without their prefix. Not here: what the training script says (trl.py and others).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.ask.fromfile.accelerate import PARALLEL, PRECISIONS, SIZES
+from planner.ask.fromfile.compiled import REGIONS, SECTION
+from planner.ask.tofile import deepspeed
+from planner.ask.tofile.fields import Values
+from planner.ask.tofile.table import Entries, OneFile, Says, follows, forms, inverted, plain, where, without, words
+
+NAME = "Accelerate"
+FILE = "accelerate.yaml"
+FSDP = ("fsdp2", "transformers-tp")
+DEEPSPEED = deepspeed.ENGINES
+ENGINES = ("single", "ddp", *FSDP, *DEEPSPEED)
+
+
+def sharded(values: Values) -> bool:
+    """Whether FSDP shards the model."""
+    return values["engine"] in FSDP
+
+
+def by_deepspeed(values: Values) -> bool:
+    """Whether DeepSpeed has a file of its own."""
+    return values["engine"].startswith("deepspeed")
+
+
+def fsdp_rows(prefix: str) -> dict[str, Says]:
+    """FSDP2's own keys."""
+
+    def offloads(value: Any, values: Values) -> Entries | None:
+        return {} if bool(value) == bool(values.get("offload_params")) else None
+
+    rows = {
+        "reshard_after_forward": plain(f"{prefix}reshard_after_forward"),
+        "offload_params": plain(f"{prefix}offload_params"),
+        "offload_optimizer": Says((f"{prefix}offload_params",), offloads),
+        "recompute": words(f"{prefix}activation_checkpointing", {"none": False, "full": True}),
+    }
+    return {field: where(sharded, row) for field, row in rows.items()}
+
+
+def fsdp_fixed(prefix: str, classes: str) -> dict[str, tuple[Any, str]]:
+    """FSDP2's keys that are the same for every plan of a model."""
+    return {
+        f"{prefix}auto_wrap_policy": ("TRANSFORMER_BASED_WRAP", "layers are wrapped one by one, as is estimated"),
+        f"{prefix}transformer_layer_cls_to_wrap": (classes, "the class of a layer in Transformers"),
+        f"{prefix}state_dict_type": ("SHARDED_STATE_DICT", "each rank saves its own part"),
+    }
+
+
+def _size(name: str) -> Says:
+    key = f"{PARALLEL}.{PARALLEL}_{name}_size"
+    return where(sharded, plain(key))
+
+
+def _precision(value: Any, values: Values) -> Entries | None:
+    """Beside a DeepSpeed file Accelerate takes none: that file says it."""
+    word = PRECISION.get(value)
+    return None if word is None or by_deepspeed(values) else {"mixed_precision": word}
+
+
+def _ulysses(value: Any, values: Values) -> Entries | None:
+    return {f"{PARALLEL}.{PARALLEL}_sp_size": value} if values["engine"] == "deepspeed-ulysses" else None
+
+
+PRECISION = inverted(PRECISIONS)
+KINDS: dict[str, Entries] = {
+    "single": {"distributed_type": "NO"},
+    "ddp": {"distributed_type": "MULTI_GPU"},
+    **dict.fromkeys(FSDP, {"distributed_type": "FSDP", "fsdp_config.fsdp_version": 2}),
+    **dict.fromkeys(
+        DEEPSPEED,
+        {
+            "distributed_type": "DEEPSPEED",
+            "deepspeed_config.deepspeed_config_file": deepspeed.FILE,
+        },
+    ),
+}
+DYNAMO = {f"{SECTION}.dynamo_backend": "INDUCTOR"}
+ROWS: dict[str, Says] = {
+    "engine": forms(KINDS),
+    "zero_stage": where(by_deepspeed, words("deepspeed_config.zero3_init_flag", {1: False, 2: False, 3: True})),
+    "gpus": plain("num_processes"),
+    "nodes": plain("num_machines"),
+    "precision": Says(("mixed_precision",), _precision, tuple(PRECISION)),
+    **{option: _size(name) for name, option in SIZES.items()},
+    "cp": Says((f"{PARALLEL}.{PARALLEL}_sp_size",), _ulysses),
+    "cp_method": follows(f"{PARALLEL}.{PARALLEL}_sp_size", "ulysses"),
+    **fsdp_rows("fsdp_config.fsdp_"),
+    "compile": forms({"block": DYNAMO | {REGIONS: True}, "whole": DYNAMO, None: {}}),
+}
+OF_THE_RECIPE = ("recompute",)
+"""Fields that a recipe beside it says: the trainer refuses them in both."""
+
+
+def part(values: Values, classes: str, *, beside: bool) -> OneFile:
+    """The file, alone or beside a recipe."""
+    fixed = {
+        "compute_environment": ("LOCAL_MACHINE", ""),
+        "machine_rank": (0, "another number on each node"),
+        "main_training_function": ("main", ""),
+    }
+    if sharded(values):
+        fixed |= fsdp_fixed("fsdp_config.fsdp_", classes)
+    rows = without(ROWS, OF_THE_RECIPE) if beside else ROWS
+    return OneFile(FILE, "yaml", rows, fixed)
+
+
+def parts(values: Values) -> tuple[OneFile, ...]:
+    """Its file, and DeepSpeed's where it names one."""
+    own = part(values, values["classes"], beside=False)
+    return (own, deepspeed.ALONE) if by_deepspeed(values) else (own,)
