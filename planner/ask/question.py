@@ -192,7 +192,13 @@ def single_device(question: Question) -> bool:
 
 def warnings(question: Question) -> tuple[str, ...]:
     """What is planned all the same, and may not be what was meant."""
-    return (*_far_positions(question), *_wide_experts(question), *_towers(question), *question.uncounted.sentences)
+    return (
+        *_far_positions(question),
+        *_wide_experts(question),
+        *_kept_inputs(question),
+        *_towers(question),
+        *question.uncounted.sentences,
+    )
 
 
 def _towers(question: Question) -> tuple[str, ...]:
@@ -216,7 +222,7 @@ def _wide_experts(question: Question) -> tuple[str, ...]:
     """bitsandbytes packs linear modules, which the stacked experts of Transformers 5 are not (transformers 5.23,
     integrations/bitsandbytes.py, replace_with_bnb_linear)."""
     base, model, runtime = question.job.base_quantization, question.model, question.pins.runtime
-    if base is None or base.base != "nf4" or model.moe is None:
+    if base is None or base.base == "gptq" or model.moe is None:
         return ()
     if runtime is not None and runtime.parts.experts == "looped" and not model.moe.bias:
         return ()
@@ -227,6 +233,18 @@ def _wide_experts(question: Question) -> tuple[str, ...]:
     return (
         f"the experts of {model.name}, {experts / whole:.0%} of its weights, are not linear modules in Transformers 5: "
         "bitsandbytes leaves them in 16 bits, and so are they planned",
+    )
+
+
+def _kept_inputs(question: Question) -> tuple[str, ...]:
+    """bitsandbytes 0.50.2, autograd/_functions.py, MatMul8bitLt: the input is an attribute of ctx, which no hook for
+    saved tensors sees."""
+    base = question.job.base_quantization
+    if base is None or base.base != "int8" or question.pins.given("recompute") == "none":
+        return ()
+    return (
+        "LLM.int8's linear modules keep their inputs through checkpoints that are not reentrant. Layers that run again "
+        "are predicted under use_reentrant=True (Axolotl's and LLaMA-Factory's default), which keeps none",
     )
 
 

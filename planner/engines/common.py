@@ -14,7 +14,14 @@ from planner.engines import engine_of
 from planner.engines.described_calls import embedding_calls, head_calls, layer_calls
 from planner.inventory import Compute, Weight, devices, ends, is_layer, narrow, optimizers, unit_weights
 from planner.inventory.attention import has_scores
-from planner.inventory.narrow import CODE_BYTES, PACKED, gptq_element_bytes, is_layer_linear, nf4_state_bytes
+from planner.inventory.narrow import (
+    CODE_BYTES,
+    PACKED,
+    gptq_element_bytes,
+    int8_element_bytes,
+    is_layer_linear,
+    nf4_state_bytes,
+)
 from planner.parallelism import context, expert, pipeline, tensor
 from planner.parallelism.case import Case, once_a_unit
 from planner.parallelism.collectives import Call, ideal_call, merged
@@ -98,6 +105,8 @@ def parallel_compute(case: Case) -> dict[str, Any]:
 def layer_form(case: Case) -> str:
     """How the layers' linear weights are held or multiplied."""
     if (base := case.job.base_quantization) is not None:
+        if base.base == "int8":
+            return "int8-half" if case.job.precision == "fp16" else "int8"
         return "gptq" if base.base == "gptq" else "nf4-double" if base.double else "nf4"
     return "fp8" if case.job.precision == "fp8" else "plain"
 
@@ -141,10 +150,12 @@ def trained_states(case: Case) -> StateBytes:
 
 
 def stored_weight_bytes(case: Case, weight: Weight) -> Number:
-    """Bytes an element of this weight takes where it rests between steps, a 4-bit one's scales and tables included."""
+    """Bytes an element of this weight takes where it rests between steps, a packed one's scales and tables included."""
     if packed(case, weight) and case.job.base_quantization is not None:
         if case.job.base_quantization.base == "gptq":
             return gptq_element_bytes(weight.features[0])
+        if case.job.base_quantization.base == "int8":
+            return int8_element_bytes(weight.features[1])
         return CODE_BYTES + nf4_state_bytes(weight.elements, case.job.base_quantization.double) / weight.elements
     own = copy_bytes if is_copy(case, weight) else adapter_bytes if weight.adapter else base_weight_bytes
     return own(case)
@@ -159,7 +170,7 @@ def whole_weight_bytes(case: Case) -> Number:
 
 
 def packed_weight_bytes(case: Case) -> Number:
-    """Bytes of the largest weight that the device packs into 4 bits, before that, of experts one's; 0 of GPTQ, whose
+    """Bytes of the largest weight that the device packs into codes, before that, of experts one's; 0 of GPTQ, whose
     files have codes."""
     each = 0.0 if layer_form(case) == "gptq" else base_weight_bytes(case)
     largest = (
@@ -193,7 +204,7 @@ def _widened_bytes(case: Case, weight: Weight, shards: Callable[[Weight], Number
 
 
 def packed(case: Case, weight: Weight) -> bool:
-    """Whether the weight is held in 4 bits."""
+    """Whether the weight is held in 4 bits, or by LLM.int8 in 8."""
     return case.job.base_quantization is not None and is_layer_linear(weight, case.parts)
 
 

@@ -17,7 +17,7 @@ from planner.figures.kernels.step import Attention, Grouped, KernelCall
 from planner.inventory import Weight
 from planner.inventory.attention import has_scores
 from planner.inventory.mlp import modules_of
-from planner.inventory.narrow import gptq_element_bytes, nf4_element_bytes
+from planner.inventory.narrow import CODE_8_BYTES, gptq_element_bytes, nf4_element_bytes
 from planner.inventory.packaged import is_part
 from planner.parallelism import context
 from planner.parallelism.case import Case
@@ -233,6 +233,19 @@ def unpack_bytes(elements: Number, stored_bytes: Number, element_bytes: Number) 
     return elements * (stored_bytes + element_bytes)
 
 
+INT8_OPERATIONS = 7
+"""Of one linear of LLM.int8 beside its product: the input's cast, magnitudes, comparison and whether any is beyond 6,
+codes, sums to fp16, and that to bf16 (bitsandbytes 0.50.2, backends/cuda/ops.py)."""
+
+
+@formula(unit="bytes", source="bitsandbytes 0.50.2, backends/cuda/ops.py, int8_vectorwise_quant and int8_mm_dequant")
+def int8_forward_bytes(inputs: Number, outputs: Number) -> Number:
+    """Memory traffic of LLM.int8's forward beside its products, by elements of inputs and outputs: cast (2 + 2),
+    magnitudes (2 + 2), comparison (2 + 1), any (1), codes (2 + 1); sums of 4 bytes for results of 2, to fp16 (4 + 2),
+    to bf16 (2 + 2)."""
+    return inputs * 15.0 + outputs * 12.0
+
+
 def adapters_beside(case: Case, unit: str, element_bytes: float) -> tuple[PassTraffic, PassTraffic]:
     """Forward and backward of one layer's adapters beside their products; Unsloth's are one function with the frozen
     product and count as products alone."""
@@ -259,13 +272,21 @@ def adapters_beside(case: Case, unit: str, element_bytes: float) -> tuple[PassTr
 
 
 def unpacking(case: Case, unit: str, element_bytes: float) -> tuple[PassTraffic, PassTraffic]:
-    """Forward and backward of one layer's 4-bit weights before they are multiplied. GPTQ's are unpacked by operations
-    that autograd sees, so backward has the weights that forward made."""
+    """Forward and backward of one layer's packed weights before they are multiplied. GPTQ's are unpacked by operations
+    that autograd sees, so backward has the weights that forward made. LLM.int8's forward multiplies codes, at the rate
+    of 16-bit products here, and widens the weights in backward."""
     quantization, nothing = case.job.base_quantization, PassTraffic(0.0, 0.0)
     if quantization is None:
         return nothing, nothing
     found = [weight for weight in case.units()[unit] if packed(case, weight)]
     elements = sum(weight.elements for weight in found) + 0.0
+    if quantization.base == "int8":
+        features = [weight.features for weight in found]
+        inputs, outputs = (case.tokens * sum(pair[end] for pair in features) for end in (1, 0))
+        forward = int8_forward_bytes(inputs, outputs)
+        operations = INT8_OPERATIONS * sum(not is_part(case.parts, weight) for weight in found)
+        widened = unpack_bytes(elements, CODE_8_BYTES, 3 * element_bytes)  # written, read and written by the scale
+        return PassTraffic(forward, operations), PassTraffic(widened, 0.0)
     if quantization.base == "gptq":
         stored = gptq_element_bytes(case.model.hidden)
         operations = GPTQ_OPERATIONS * sum(not is_part(case.parts, weight) for weight in found)

@@ -6,7 +6,7 @@ Source of the method: Hu et al. 2021. Not here: which modules a model has (atten
 from __future__ import annotations
 
 from planner.inventory.devices import mask_bytes
-from planner.inventory.narrow import NF4
+from planner.inventory.narrow import INT8, NF4
 from planner.inventory.ops import add, cast, cloned, dropout, linear, scaled
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
@@ -55,13 +55,13 @@ def with_adapter(
     """`base + B(A(dropout(x))) * scaling`, of what the frozen `weight` made of x; takes over the base's variable. peft
     casts x to the adapter's own format first.
 
-    Under autocast the adapter's products are 16-bit all the same, from copies of its fp32 weights. Beside a 4-bit base
-    peft clones the base's result, casts the adapter's to its format before it adds them (elsewhere their sum), and
-    casts its input only where told (`casts_input`; peft 0.21, tuners/lora/bnb.py).
+    Under autocast the adapter's products are 16-bit all the same, from copies of its fp32 weights. Beside a base of
+    bitsandbytes peft casts the adapter's result to the base's format before it adds them (elsewhere their sum), casts
+    its input only where told (`casts_input`), and clones the result of a 4-bit base (peft 0.21, tuners/lora/bnb.py).
     """
-    packed = weight.form in NF4
+    packed = weight.form in (*NF4, *INT8)
     a, b = adapter_weights(weight, lora)
-    if packed:
+    if weight.form in NF4:
         base = tape.replaced(base, cloned(tape, base))
     casts = casts_input or not packed
     wide = cast(tape, x, adapter_bytes * weight.features[1] / x.size.per_token) if casts else tape.hold(x)

@@ -19,8 +19,8 @@ from planner.basics.quantities import BYTES
 from planner.inventory.tensors import Weight
 from planner.spec import Kernels, Quantization
 
-CODE_BYTES = 0.5
-"""A 4-bit code."""
+CODE_BYTES, CODE_8_BYTES = 0.5, 1.0
+"""A 4-bit code, and one of 8 bits."""
 BLOCK, OUTER_BLOCK = 64, 256
 """Weights a scale, and scales a scale of scales (bitsandbytes' defaults)."""
 TABLE_BYTES, SCALE_TABLE_BYTES = 16 * BYTES["fp32"], 256 * BYTES["fp32"] + BYTES["fp32"]
@@ -37,6 +37,39 @@ GPTQ_GROUP = 128
 GPTQ_UNPACKING_BYTES = 5.0
 """Bytes an element while GPTQ's codes are unpacked: shifted 32-bit integers beside 8-bit ones (AutoGPTQ,
 nn_modules/qlinear/qlinear_cuda_old.py, forward)."""
+
+
+INT8 = ("int8", "int8-half")
+"""Forms of LLM.int8's weights: multiplied into bf16 or fp32, and into fp16, in which its kernels read and write."""
+
+
+@formula(unit="bytes", source="bitsandbytes 0.50.2, nn/modules.py, Int8Params: 8-bit codes, an fp32 scale (SCB) a row")
+def int8_element_bytes(in_features: Number) -> Number:
+    """One element of an LLM.int8 weight: its code, and its share of the row's scale."""
+    return CODE_8_BYTES + BYTES["fp32"] / in_features
+
+
+@formula(
+    unit="bytes",
+    source="bitsandbytes 0.50.2, autograd/_functions.py, MatMul8bitLt, and backends/cuda/ops.py, int8_vectorwise_quant",
+)
+def int8_quantising_bytes(half: bool) -> Number:
+    """Bytes an element of an input while it is quantised, beside its codes: magnitudes in fp16 and which are outliers,
+    and an fp16 copy of what is in another format."""
+    return BYTES["fp16"] + 1 + (0 if half else BYTES["fp16"])
+
+
+@formula(
+    unit="bytes",
+    source="bitsandbytes 0.50.2, backends/cuda/ops.py, int8_linear_matmul and int8_mm_dequant",
+)
+def int8_product_bytes(half: bool) -> Number:
+    """Bytes an element of a result while it is made, beside it: 32-bit sums, and an fp16 one where another is asked.
+
+    Columns of inputs with a value beyond 6 are kept and multiplied once more in 16 bits. They are as many as the data
+    have and are not counted: 0.1 % more memory by section 3.2 of the paper (Dettmers et al. 2022).
+    """
+    return BYTES["fp32"] + (0 if half else BYTES["fp16"])
 
 
 @formula(unit="bytes", source="AutoGPTQ, qlinear_cuda_old.py: 4-bit codes and zeros, fp16 scales, an int32 a row")

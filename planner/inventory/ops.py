@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.inventory.narrow import CODE_BYTES, GPTQ_UNPACKING_BYTES, NF4, Narrow, unpacked_scale_bytes
+from planner.basics.quantities import BYTES
+from planner.inventory.narrow import (
+    CODE_BYTES,
+    GPTQ_UNPACKING_BYTES,
+    INT8,
+    NF4,
+    Narrow,
+    int8_product_bytes,
+    int8_quantising_bytes,
+    unpacked_scale_bytes,
+)
 from planner.inventory.tape import GATHERED, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
 
@@ -49,8 +59,9 @@ def linear(
 
     A 4-bit weight is unpacked for every product, scales first, and let go (bitsandbytes' MatMul4Bit), by forward into a
     buffer that is there unless it `unpacks`; for an 8-bit product weight, input and gradient are cast each time, from
-    16-bit ones that are kept (torchao's float8, dynamic scaling). GPTQ's is unpacked by operations that autograd sees,
-    so the graph keeps the 16-bit weight. An input of another format is cast for every call, or once (`casts_once`).
+    16-bit ones that are kept (torchao's float8, dynamic scaling). LLM.int8 quantises its input, keeps the input itself
+    and widens the weight in backward alone. GPTQ's is unpacked by operations that autograd sees, so the graph keeps the
+    16-bit weight. An input of another format is cast for every call, or once (`casts_once`).
     A weight may be copied in the product's format (`copies_weight`): the copy lives with the graph, and one of
     autocast's (`caches_copy`) at least until the forward is over. x has `share` of the tokens; its gradient may be
     written over it (`into_input`).
@@ -67,7 +78,10 @@ def linear(
         if caches_copy and weight.trainable:
             tape.cache(copies[0])
     tape.weight = fetched_elements(weight, element_bytes)
-    forms = _forms(tape, weight, inner.size, element_bytes, twice=keeps_packed_input) if unpacks else []
+    if weight.form in INT8:
+        forms = _in_int8(tape, weight, inner, element_bytes)
+    else:
+        forms = _forms(tape, weight, inner.size, element_bytes, twice=keeps_packed_input) if unpacks else []
     if narrow is not None:
         forms.append(tape.allocate(_as_read(inner, element_bytes, narrow)))
     tape.reach(weight.name)
@@ -98,13 +112,24 @@ def linear(
             tape.release(regathered)
 
     # bitsandbytes' linear function is its own, whatever takes the place of PyTorch's.
-    keeps = keeps_packed_input if weight.form in NF4 else keeps_input
+    keeps = keeps_packed_input if weight.form in NF4 else keeps_input or weight.form in INT8
     kept_input = (copy or kept,) if weight.trainable or keeps else ()
     kept_copy = copies if inner.needs_grad else ()
     tape.record(output, kept_input + kept_copy, backward, saves_after=keeps_input)
     tape.weight = 0
     tape.drop(inner, *copies, *(() if copy is None else (copy,)))
     return output
+
+
+def _in_int8(tape: Tape, weight: Weight, x: Tensor, element_bytes: float) -> list[Storage]:
+    """What is alive beside x and the result of a product of 8-bit codes when that is made; quantising comes before."""
+    half, elements = weight.form == "int8-half", x.size * (1 / element_bytes)
+    beside = x.size * (float(int8_quantising_bytes(half)) / element_bytes)
+    codes, scales = tape.allocate(elements), tape.allocate(Size(per_token=float(BYTES["fp32"])))
+    tape.release(tape.allocate(beside))
+    share = x.size.per_token / element_bytes / weight.features[1]
+    sums = tape.allocate(Size(per_token=weight.features[0] * share * int8_product_bytes(half)))
+    return [codes, scales, sums]
 
 
 def narrowed(tape: Tape, x: Tensor, ratio: float) -> Tensor:
@@ -149,6 +174,8 @@ def _forms(tape: Tape, weight: Weight, other: Size, element_bytes: float, *, twi
             came, copy = copy, tape.allocate(whole)
             tape.release(came)
         return [copy, scales]
+    if weight.form in INT8:
+        return [tape.allocate(Size(fixed=weight.elements * element_bytes))]
     if weight.form == "fp8":
         return [tape.allocate(Size(fixed=float(weight.elements))), tape.allocate(other * (1 / element_bytes))]
     return []

@@ -184,7 +184,7 @@ def _offered_by(field: str, asks: Callable[[Case], bool], has: Callable[[EngineF
 
 
 def _base(case: Case) -> str:
-    """The 4-bit format of a frozen base; nf4, which every engine with adapters has, where there is none."""
+    """The format of a frozen base; nf4, which every engine with adapters has, where there is none."""
     return "nf4" if case.job.base_quantization is None else case.job.base_quantization.base
 
 
@@ -210,13 +210,28 @@ OFFERED: tuple[Rule, ...] = (
         fix=lambda case: "Use method=lora with recompute=full or none, or leave it out",
     ),
     Rule(
-        name="GPTQ bases not offered by the engine",
+        name="bases not offered by the engine",
         field="quantization",
         holds=lambda case: (
             _base(case) in case.layout.facts.bases and (_base(case) == "nf4" or case.layout.zero_stage < 3)
         ),
         sentence=lambda case: f"a base in {_base(case)} is kept whole, on ranks that shard no weights",
         fix=lambda case: "Use engine single, or deepspeed with zero_stage 1 or 2",
+    ),
+    Rule(
+        name="LLM.int8 elsewhere than in peft's modules on GPUs",
+        field="quantization",
+        holds=lambda case: (
+            _base(case) != "int8"
+            or not (
+                case.cluster.gpu.kind == "cpu"
+                or case.loops_experts
+                or case.parts.adapters != "peft"
+                or case.parts.compiled
+            )
+        ),
+        sentence=lambda case: "a base in int8 is modelled on GPUs, of linear modules and peft's adapters beside them",
+        fix=lambda case: "Use quantization=nf4, or method=lora",
     ),
     _offered_by(
         "step_in_backward",

@@ -51,7 +51,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     compiles: bool = False  # runs Transformers' layers under torch.compile where a layout says so (Layout.compile)
     saves_modules: bool = False  # trains whole copies of modules beside adapters (peft's modules_to_save)
     steps_in_backward: bool = False  # steps a weight as soon as its gradient is made
-    bases: tuple[str, ...] = ("nf4",)  # 4-bit formats of a frozen base
+    bases: tuple[str, ...] = ("nf4",)  # formats of a frozen base
     secondary_shards: bool = False  # keeps a second copy of gathered weights at stage 3 (ZeRO++'s hpZ)
     fuses_accumulation: bool = False  # products add weight gradients to their buffer themselves
     starts_each_expert: bool = False  # each of a rank's experts is a product of its own, not one grouped kernel
@@ -111,7 +111,7 @@ _RECORDS = (
         dora=True,
         saves_modules=True,
         steps_in_backward=True,
-        bases=("nf4", "gptq"),
+        bases=("nf4", "gptq", "int8"),
     ),
     EngineFacts(
         name="ddp",
@@ -125,6 +125,7 @@ _RECORDS = (
         adapters=True,
         dora=True,
         saves_modules=True,
+        bases=("nf4", "int8"),
     ),
     _FSDP2,
     msgspec.structs.replace(
@@ -152,7 +153,7 @@ _RECORDS = (
         adapters=True,
         saves_modules=True,
         offloads=OFFLOADS,
-        bases=("nf4", "gptq"),
+        bases=("nf4", "gptq", "int8"),
         secondary_shards=True,
     ),
     EngineFacts(

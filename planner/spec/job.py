@@ -22,7 +22,7 @@ StepImplementation = Literal["fused", "foreach", "for-loop", "foreach-2.0"]
 """How torch steps, older releases included: up to 2.0 its lists made two results of every tensor."""
 Packing = Literal["padded", "packed"]
 CodeStorage = Literal["bf16", "uint8"]
-BaseFormat = Literal["nf4", "gptq"]
+BaseFormat = Literal["nf4", "gptq", "int8"]
 BYTES = "bytes"
 """The tokenizer that is built in: an id a byte."""
 
@@ -50,7 +50,8 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """QLoRA's frozen base (Dettmers et al. 2023): the layers' linear weights in blocks of 4-bit NormalFloat (`nf4`), or
-    in 4-bit integers by GPTQ (Frantar et al. 2022), as a checkpoint has them.
+    in 4-bit integers by GPTQ (Frantar et al. 2022), as a checkpoint has them; or LLM.int8's (Dettmers et al. 2022), in
+    8-bit integers with a scale a row (`int8`).
 
     Of nf4 `double` quantises the blocks' scales too, and `storage` is the format bitsandbytes packs the 4-bit codes in
     (bnb_4bit_quant_storage): sharding needs a floating one.

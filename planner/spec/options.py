@@ -152,8 +152,8 @@ _METHOD = _of(
 )  # fmt: skip
 _FORMATS_AND_OPTIMIZER = _of(
     "numbers",
-    Option("quantization", "choice", "QLoRA: the base's 4-bit format.", "quantization", choices=get_args(BaseFormat),
-           field="base"),
+    Option("quantization", "choice", "The frozen base's format; int8 is LLM.int8.", "quantization",
+           choices=get_args(BaseFormat), field="base", replaced_by=("method",)),
     Option("double_quant", "switch", "QLoRA: quantise the scales too (default).", "quantization", field="double"),
     Option("quant_storage", "choice", "QLoRA: what codes are packed in.", "quantization", choices=get_args(CodeStorage),
            field="storage"),

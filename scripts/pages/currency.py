@@ -5,11 +5,16 @@ Not here: reading presets (planner/spec/presets.py), or how far off predictions 
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from planner.spec import presets
 from planner.spec.presets import VersionFacts
 from planner.spec.runtime import VERSION_MARK, base_name
+
+COUNTS = Path(__file__).with_name("counts.toml")
+COLUMNS = ("project", "commit", "count", "figure", "bound", "job", "refused", "none")
 
 HEAD = f"""# What was read, and when
 
@@ -32,7 +37,18 @@ def page() -> str:
         if not one.is_default:
             alike.setdefault(_changes(one), []).append(f"`{one.name}`")
     others = [line for told, ones in alike.items() for line in ("", f"{', '.join(ones)}:", "", *told)]
-    return "\n".join([HEAD, *head, *rows, "", "## What a version changes", *others, ""])
+    return "\n".join([HEAD, *head, *rows, "", "## What a version changes", *others, "", *_files_of_others(), ""])
+
+
+def _files_of_others() -> list[str]:
+    """What `--from` makes of other projects' own examples, as it was counted."""
+    table = tomllib.loads(COUNTS.read_text("utf-8"))
+    head = [
+        "| project | commit | files | a figure | a bound | a job that is not planned | refused | no layout |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    rows = [f"| {' | '.join(str(one[key]) for key in COLUMNS)} |" for one in table["files"]]
+    return ["## Files of others", "", table["about"], "", *head, *rows]
 
 
 def _cells(one: VersionFacts) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import subprocess
@@ -26,6 +27,8 @@ from planner.spec.record import RankMeasurements
 
 TINY = {"layers": 4, "hidden": 128, "heads": 4, "kv_heads": 4, "head_dim": 32, "ffn": 352, "vocab": 512}
 SEQ, BATCH = 128, 8
+HUNG_AFTER_S = 240
+"""Then a rank says where it stands and ends, before the test's own limit."""
 ENGINES = ("ddp-view", "ddp-copy", "fsdp2", "hsdp", "fsdp2-keep", "zero1", "zero2", "zero3")
 
 
@@ -198,8 +201,16 @@ def _tensors(value: object) -> list[torch.Tensor]:
 
 
 def train(
-    engine: str, out: Path, accum: int = 1, recompute: bool = False, batch: int = BATCH, seq: int = SEQ, bucket: int = 0
+    engine: str,
+    out: Path,
+    accum: int = 1,
+    recompute: bool = False,
+    batch: int = BATCH,
+    seq: int = SEQ,
+    bucket: int = 0,
+    profiled: bool = False,
 ) -> None:
+    faulthandler.dump_traceback_later(HUNG_AFTER_S, exit=True)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if engine.startswith("zero"):
         cpu.prepare(layout_for(engine, ranks, accum, recompute))
@@ -216,11 +227,10 @@ def train(
         unit = (DeepSpeed if engine.startswith("zero") else Torch)(model, layout)
     meter.attach(unit.state_tensors)
     torch.manual_seed(rank)
-    seen: dict[str, float] = {}
     for index in range(7):
         watch = (
             torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True)
-            if index == 5
+            if profiled and index == 5
             else nullcontext()
         )
         with meter.step(index), watch as profile:
@@ -237,10 +247,9 @@ def train(
                 del loss
             with meter.phase("optimizer"):
                 unit.update()
-        if index == 5:
-            seen = profiled_bytes(profile)
+        if profiled and index == 5:
+            (out / f"profiled-{rank}.json").write_text(json.dumps(profiled_bytes(profile)))
     (out / f"rank-{rank}.json").write_bytes(msgspec.json.encode(meter.result()))
-    (out / f"profiled-{rank}.json").write_text(json.dumps(seen))
     dist.destroy_process_group()
 
 
@@ -490,9 +499,12 @@ MOVED = {
 }
 
 
-@pytest.mark.parametrize("engine", ["ddp-view", "fsdp2", pytest.param("zero1", marks=pytest.mark.long), "zero3"])
-def test_states_and_payloads_of_a_real_step_on_two_ranks(engine, tmp_path):
-    ranks = run(engine, 2, tmp_path, batch=1, seq=16)
+PROFILED = [pytest.param(engine, True, marks=pytest.mark.long) for engine in MOVED]
+
+
+@pytest.mark.parametrize(("engine", "profiled"), [("ddp-view", False), ("fsdp2", False), ("zero3", False), *PROFILED])
+def test_states_and_payloads_of_a_real_step_on_two_ranks(engine, profiled, tmp_path):
+    ranks = run(engine, 2, tmp_path, batch=1, seq=16, profiled=profiled)
     params, grads, optimizer = STATES[engine]
 
     for rank, measured in enumerate(ranks):
@@ -505,8 +517,9 @@ def test_states_and_payloads_of_a_real_step_on_two_ranks(engine, tmp_path):
             assert phases["optimizer"]["grads"] == grads
         assert phases["forward"]["logits"] in (0, 16 * TINY["vocab"] * 4, 2 * 16 * TINY["vocab"] * 4)
 
-        assert payloads(measured.collectives) == json.loads((tmp_path / f"profiled-{rank}.json").read_text())
         assert payloads(measured.collectives) == MOVED[engine]
+        if profiled:
+            assert payloads(measured.collectives) == json.loads((tmp_path / f"profiled-{rank}.json").read_text())
         # DDP clips on its own rank; FSDP2 reduces a norm of each weight, ZeRO-1 one number, ZeRO-3 one in fp64.
         norms = sum(call.payload_bytes for call in measured.control if call.phase == "optimizer")
         assert norms == {"fsdp2": 39 * 4, "zero1": 4, "zero3": 8}.get(engine, 0)

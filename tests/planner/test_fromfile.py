@@ -469,7 +469,7 @@ CONTRADICTIONS = {
     "sizes that do not multiply": (
         "distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_version: 2}\n"
         "parallelism_config: {parallelism_config_dp_shard_size: 4}\n", "multiply to 4, num_processes is 8"),
-    "freeze": ("model_name_or_path: x\nstage: sft\nfinetuning_type: freeze\n", "Known: lora, full"),
+    "oft": ("model_name_or_path: x\nstage: sft\nfinetuning_type: oft\n", "Known: lora, full"),
     "an endless alias": ("base_model: 7b\nd: &d {e: *d}\n", "has an alias of itself"),
     "aliases that multiply": (
         "base_model: 7b\na0: &a0 {x: 1}\n"

@@ -270,7 +270,7 @@ def test_what_may_fit_all_the_same_is_no_refusal_and_no_plan(
     memory away, which no option says."""
     shutil.copytree(CASES, tmp_path / "cases")
     path = tmp_path / "cases" / name
-    path.write_text(path.read_text().replace("enable_liger_kernel", "use_v1_kernels"))
+    path.write_text(path.read_text().replace("enable_liger_kernel", "use_adam_mini"))
     words = ("--from", str(path), "--gpus", "2", "--gpu", "a10g-24gb", "--no-offload-optimizer")
     plan = tmp_path / "plan.json"
     found, _, told = run(capsys, *words)

@@ -276,7 +276,8 @@ def test_adapters_keys_mean_nothing_without_adapters() -> None:
     [
         (None, None, "lora"),
         ("lora", 4, "qlora"),
-        ("lora", 8, "lora"),
+        ("lora", 8, "qlora"),
+        ("lora", 3, "lora"),
         ("full", None, "full"),
         ("full", 4, None),
         ("oft", None, None),
@@ -292,4 +293,4 @@ def test_llama_factory_s_methods(kind: str | None, bits: int | None, method: str
     found = read_table("LLaMA-Factory", data)
     assert found.options["method"] == method
     assert ("lora_rank" in found.options) == (method != "full")
-    assert any(one.key == "quantization_bit" for one in found.ignored) == (bits == 8)
+    assert any(one.key == "quantization_bit" for one in found.ignored) == (bits == 3)

@@ -49,7 +49,7 @@ def test_axolotl_refuses_what_contradicts_itself(keys: dict[str, Any]) -> None:
     ("keys", "method", "rank", "upcast"),
     [
         ({}, "full", None, None), ({"adapter": "lora", "lora_r": 16}, "lora", 16, None),
-        ({"adapter": "lora", "load_in_8bit": True}, "lora", None, None),
+        ({"adapter": "lora", "load_in_8bit": True, "lora_r": 4}, "qlora", 4, None),
         ({"adapter": "lora", "load_in_4bit": True, "lora_r": 1}, "qlora", 1, None),
         ({"adapter": "qlora", "load_in_4bit": True, "peft_autocast_adapter_dtype": False}, "qlora", None, False),
         ({"adapter": "lora", "peft_autocast_adapter_dtype": True}, "lora", None, None),

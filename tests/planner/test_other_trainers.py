@@ -1,10 +1,13 @@
-"""Modules trained whole beside adapters, LLaMA-Adapter, GPTQ bases, steps inside backward and paged states, by
-hand.
+"""Modules trained whole beside adapters, LLaMA-Adapter, GPTQ and LLM.int8 bases, steps inside backward and
+paged states, by hand.
 
 What peft and torch themselves hold of the first is in test_computes.py (lora-saved). Not here: rows (tests/truth).
 """
 
 from __future__ import annotations
+
+import weakref
+from typing import Any
 
 import pytest
 
@@ -15,8 +18,10 @@ from planner.engines.common import stored_weight_bytes
 from planner.engines.deepspeed import allocated_bucket_elements
 from planner.figures.memory import memory_breakdown
 from planner.inventory import Compute, Moment, Stage, optimizers, parameters, unit_weights, walk
-from planner.inventory.narrow import gptq_element_bytes
-from planner.inventory.tape import TERMS
+from planner.inventory.narrow import gptq_element_bytes, int8_element_bytes
+from planner.inventory.ops import linear
+from planner.inventory.tape import TERMS, Tape
+from planner.inventory.tensors import NOTHING, Size, Weight
 from planner.parallelism.case import Case
 from planner.parallelism.rule import broken
 from planner.spec import Layout, Lora, Optimizer, Quantization, TrainingJob, presets
@@ -271,3 +276,70 @@ def test_configurations_of_two_trainers_say_which_modules_are_saved(tmp_path) ->
     for name, text in (("axolotl", axolotl), ("llamafactory", factory)):
         (tmp_path / f"{name}.yaml").write_text(text)
         assert fromfile.read(tmp_path / f"{name}.yaml").options["modules_to_save"] == "embed_tokens,lm_head"
+
+
+# -- LLM.int8 ------------------------------------------------------------------------------------------------------
+
+
+def test_an_int8_weight_is_a_code_with_a_share_of_its_row_s_scale() -> None:
+    assert int8_element_bytes(4096) == 1 + 4 / 4096
+
+
+@pytest.mark.slow
+def test_bitsandbytes_holds_codes_and_a_scale_a_row_and_keeps_inputs() -> None:
+    """Its own module, on a CPU: what it stores, and what one that is not reentrantly called keeps for backward."""
+    bitsandbytes, torch = pytest.importorskip("bitsandbytes"), pytest.importorskip("torch")
+    checkpoint = torch.utils.checkpoint.checkpoint
+    module = bitsandbytes.nn.Linear8bitLt(96, 64, bias=False, has_fp16_weights=False, threshold=6.0).train()
+    module.weight = bitsandbytes.nn.Int8Params(module.weight.data, requires_grad=False)._quantize("cpu")
+    stored = module.weight.data.nbytes + module.weight.SCB.nbytes
+    assert stored == 96 * 64 * int8_element_bytes(96)
+    kept = {}
+    for reentrant in (True, False):
+        alive = []
+
+        def called(x: Any, alive: list[Any] = alive) -> Any:
+            wide = x * 2
+            alive.append(weakref.ref(wide))
+            return module(wide)
+
+        out = checkpoint(called, torch.ones(5, 96, requires_grad=True), use_reentrant=reentrant)
+        kept[reentrant] = alive[0]() is not None
+        out.sum().backward()
+    assert kept == {True: False, False: True}
+
+
+@pytest.mark.parametrize(("precision", "quantising", "product"), [("bf16", 5, 6), ("fp16", 3, 4)])
+def test_an_int8_product_quantises_its_input_and_keeps_it(precision: str, quantising: int, product: int) -> None:
+    """Of 5 rows of 96: bytes while the input is quantised beside codes, and beside 64 results; then the 16-bit weight
+    in backward."""
+    form, rows = "int8-half" if precision == "fp16" else "int8", 5
+    tape = Tape()
+    weight = Weight(name="w", shape=(64, 96), unit="layer", trainable=False, form=form)
+    x = tape.new(Size(per_token=2 * 96.0), needs_grad=True)
+    out = linear(tape, x, weight, element_bytes=2)
+    before = [sum((size for size in moment.live), NOTHING) for moment in tape.moments]
+    most = max(size.per_token * rows + size.fixed for size in before)
+    codes = rows * (96 + 4)
+    assert most == rows * 2 * 96 + codes + max(rows * 96 * quantising, rows * 64 * (product + 2))
+    tape.drop(x)
+    assert sum((one.size.per_token for one in tape.nodes[-1].saved), 0.0) == 2 * 96
+    count = len(tape.moments)
+    tape.backward(out)
+    assert max(sum(size.fixed for size in moment.live) for moment in tape.moments[count:]) == 2 * 64 * 96
+
+
+def test_an_int8_base_is_held_whole_on_gpus_beside_peft_s_adapters() -> None:
+    job = TrainingJob(method="qlora", lora=Lora(), quantization=Quantization(base="int8"), seq_len=512)
+    for runtime, stage, refused in (
+        ("accelerate-single", 0, None), ("accelerate-ddp", 0, None), ("deepspeed-zero", 2, None),
+        ("deepspeed-zero", 3, "quantization"), ("accelerate-fsdp2", 3, "quantization"), ("unsloth", 0, "quantization"),
+    ):  # fmt: skip
+        one = case(job, runtime, zero_stage=stage)
+        rules = [rule for rule in engine_of(one.layout.engine).rules if rule.field == "quantization"]
+        found = broken(one, rules)
+        assert (found and found.field) == refused
+    held = terms(case(job, "deepspeed-zero", zero_stage=2), "optimizer")["params"]
+    square, wide = 4 * 4096 * 4096 * int8_element_bytes(4096), 4096 * 11008 * 2 * int8_element_bytes(4096)
+    layers = 32 * (square + wide + 4096 * 11008 * int8_element_bytes(11008))
+    assert held == pytest.approx(layers + 2 * (2 * TABLE + 65 * 4096 + RANK_8_ON_Q_AND_V))

@@ -511,7 +511,8 @@ class UnitProgram:
             beyond = (whole.operations[place] for place in more.get((direction, self.unit), ()))
             operations += [op for op in beyond if self._counts(op)]
             moved.append(float(sum(sum(bytes_of(op)) for op in operations)))
-            divided.append(float(sum(map(np.dot, shares, map(bytes_of, operations)))))
+            parts = () if self.recorded.split.near is None else map(np.dot, shares, map(bytes_of, operations))
+            divided.append(float(sum(parts)))  # a loop's operations take other numbers of tensors, and are not split
             starts.append(len(operations))
         alike = len(set(starts)) == 1
         count = starts[0] if alike else self.recorded.polynomial(starts, f"operations of its {direction}")

@@ -69,6 +69,7 @@ def read(sheet: Sheet) -> None:
     if sheet.says("recompute") is None:
         _recompute(sheet)
     trainer.magnitudes(sheet, "peft_use_dora")
+    trainer.inputs_kept(sheet, reentrant=not sheet.has("unfrozen_parameters"))
     compiled.of_trainer(sheet)
 
 
@@ -86,7 +87,9 @@ def _refuse_contradictions(sheet: Sheet) -> None:
         raise sheet.wrong("adapter", "is not planned for", "Known: lora, qlora")
     if adapter is None and (four or eight):
         raise sheet.wrong("adapter", "quantized weights cannot be trained without adapters", "Set adapter: qlora")
-    if adapter == "qlora" and (eight or not four):
+    if four and eight:
+        raise sheet.wrong("load_in_8bit", "cannot be together with load_in_4bit", "Keep one of the two")
+    if adapter == "qlora" and not four:
         raise sheet.wrong("load_in_4bit", "must be true for adapter qlora", "Set load_in_4bit: true")
 
 
@@ -171,11 +174,17 @@ def _method(sheet: Sheet) -> None:
     adapter = sheet.data.get("adapter") or None
     if adapter is None:
         trainer.adapters(sheet, "full", "adapter", note="" if sheet.has("adapter") else "no adapter")
-        sheet.ignore("load_in_4bit", "off")
+        for key in ("load_in_4bit", "load_in_8bit"):
+            sheet.ignore(key, OFF)
         return
     four = bool(sheet.flag("load_in_4bit"))
     note = "adapters on 4-bit weights" if four and adapter == "lora" else ""
-    trainer.adapters(sheet, "qlora" if four else "lora", "adapter", "load_in_4bit", note=note)
+    if sheet.flag("load_in_8bit"):
+        trainer.eight_bit(sheet, "adapter", "load_in_8bit")
+    else:
+        trainer.adapters(sheet, "qlora" if four else "lora", "adapter", "load_in_4bit", note=note)
+    for key in ("load_in_4bit", "load_in_8bit"):
+        sheet.ignore(key, OFF)
     sheet.plain({"lora_r": Means("lora_rank", "whole"), "lora_alpha": Means("lora_alpha", "whole")})
     if sheet.flag("lora_target_linear"):
         sheet.means("lora_targets", ALL_LINEAR, "lora_target_linear")

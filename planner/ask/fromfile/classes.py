@@ -20,13 +20,15 @@ SORTED: tuple[KeyClass, ...] = ("decides", "adds", "takes", "time")
 
 class Meaning(NamedTuple):
     """One class, with the reason. `rest` are values at which the key asks for nothing; of what decides `by` are the
-    options that answer in its place, and `fix` the nearest way out."""
+    options that answer in its place, and `fix` the nearest way out. Models whose norms are not `norm` have none.
+    """
 
     kind: KeyClass
     why: str
     fix: str = ""
     by: tuple[str, ...] = ()
     rest: tuple[Any, ...] = ()
+    norm: str = ""
 
 
 Classes = tuple[tuple[str, Meaning], ...]
@@ -49,7 +51,17 @@ def classes(name: str) -> Classes:
 def _of_kind(kind: KeyClass, table: Mapping[str, Any]) -> list[tuple[str, Meaning]]:
     said = {pattern: {"why": one} if isinstance(one, str) else one for pattern, one in table.items()}
     return [
-        (pattern, Meaning(kind, one["why"], one.get("fix", ""), tuple(one.get("by", ())), tuple(one.get("rest", ()))))
+        (
+            pattern,
+            Meaning(
+                kind,
+                one["why"],
+                one.get("fix", ""),
+                tuple(one.get("by", ())),
+                tuple(one.get("rest", ())),
+                one.get("norm", ""),
+            ),
+        )
         for pattern, one in said.items()
     ]
 

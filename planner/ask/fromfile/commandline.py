@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from planner.basics.errors import PlannerError
 NamedTable = tuple[str, dict[str, Any]]
 
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
-SCRIPTS = ("trl", "llamafactory-cli", "axolotl")
+SCRIPTS = ("trl", "llamafactory-cli", "axolotl", "swift")
 """Programs that train."""
 STARTS = (*LAUNCHERS, *SCRIPTS, "python", "python3")
 LONGEST = 20_000
@@ -51,13 +51,17 @@ def tables(text: str) -> list[NamedTable]:
         words = shlex.split(text)
     except ValueError as error:
         raise PlannerError("from", text[:60], f"is no command line: {error}", "Close its quotes") from None
+    variables = dict[str, str]()
     while words and VARIABLE.match(words[0]):
-        words = words[1:]
+        name, _, value = words[0].partition("=")
+        variables[name], words = value, words[1:]
     program, words = Path(words[0]).name, words[1:]
     if program == "python" or program == "python3":
         if words[:2] not in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
             return [("command line", _script(words))]
         program, words = "torchrun", words[2:]
+    if program == "swift":
+        return _swift(variables, words)
     if program not in LAUNCHERS:
         return [("command line", _script(words))]
     if program == "accelerate":
@@ -69,6 +73,20 @@ def tables(text: str) -> list[NamedTable]:
     if not rest:
         raise PlannerError("from", text[:60], "names no script", "Give the whole command")
     return [*found, ("command line", _script(rest[1:]))]
+
+
+def _swift(variables: Mapping[str, str], words: Sequence[str]) -> list[NamedTable]:
+    """ms-swift's command, which starts torchrun by itself where variables ask for processes (3602360,
+    swift/cli/main.py, use_torchrun); one process spreads layers over all devices that it sees."""
+    script = _script(words[1:]) | {"swift_command": words[0] if words else ""}
+    names = {"NPROC_PER_NODE": "nproc_per_node", "NNODES": "nnodes"}
+    started: dict[str, Any] = {key: variables[name] for name, key in names.items() if name in variables}
+    seen = len([one for one in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()])
+    if not started and seen == 1:
+        started = {"nproc_per_node": "1"}
+    elif not started and seen > 1:
+        script.setdefault("device_map", "auto")
+    return [*([("torchrun", started)] if started else []), ("command line", script)]
 
 
 def _script(words: Sequence[str]) -> dict[str, Any]:

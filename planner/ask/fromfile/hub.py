@@ -1,11 +1,13 @@
 """From a model's name in somebody's file to a preset: a Hugging Face Hub id, its mirrors, or a local folder.
 
-The ids come from the presets' own sources. Not here: reading a config.json (huggingface.py), or any network.
+The ids come from the presets' own sources, and from presets/hub.toml: models that differ by training alone. Not here:
+reading a config.json (huggingface.py), or any network.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from planner.spec.presets import Folders
 
 HUB = re.compile(r"huggingface\.co/([\w.-]+/[\w.-]+)")
 SUFFIX = re.compile(
-    r"[-_.](hf|instruct|chat|base|it|pt|sft|bf16|fp16|4bit|bnb|unsloth|preview|v\d+(\.\d+)*|\d{4})$",
+    r"[-_.](hf|instruct|chat|base|it|pt|sft|bf16|fp16|4bit|bnb|nf4|unsloth|preview|v\d+(\.\d+)*|\d{4})$",
 )
 """What mirrors and tuned versions add to a name without changing a size."""
 
@@ -27,12 +29,17 @@ def find(names: str | Sequence[str], beside: str, folders: Folders) -> tuple[str
         for place in (Path(beside).parent / name, Path(name)):
             if (place / "config.json").is_file():
                 return str(place / "config.json"), "the folder's config.json"
-    known = _known(folders)
+    known, same = _known(folders), _same(folders)
     for name in wanted:
         if (preset := known.get(name.lower())) is not None:
             return preset, "" if preset == name else "the preset whose source that is"
+    alike = "the preset of the same sizes (presets/hub.toml)"
     for name in wanted:
+        if (preset := same.get(name.lower())) is not None:
+            return preset, alike
         for shorter in _shorter(name):
+            if (preset := same.get(shorter)) is not None:
+                return preset, alike
             if (preset := known.get(shorter)) is not None:
                 return preset, "by its name: the sizes are the preset's"
     rule = "is not a model preset's name or source"
@@ -45,6 +52,17 @@ def _known(folders: Folders) -> dict[str, str]:
     by_source = cited(folders)
     by_mirror = {hub.partition("/")[2]: preset for hub, preset in by_source.items()}
     return by_mirror | by_source | {preset: preset for preset in presets.names("models", folders=folders)}
+
+
+def _same(folders: Folders) -> dict[str, str]:
+    """Preset by the lower-case ids of presets/hub.toml, and by their names alone. A preset that is not there any more
+    takes its ids with it."""
+    there, found = set(presets.names("models", folders=folders)), dict[str, str]()
+    for table in tomllib.loads((presets.packaged() / "hub.toml").read_text("utf-8"))["same"]:
+        for preset, ids in table.items():
+            if preset in there:
+                found |= {one: preset for hub in ids for one in (hub.lower(), hub.lower().partition("/")[2])}
+    return found
 
 
 def preset_of(name: str, folders: Folders) -> str | None:

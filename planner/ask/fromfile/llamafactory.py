@@ -53,6 +53,7 @@ def read(sheet: Sheet) -> None:
     for key in ("enable_liger_kernel", "use_liger_kernel"):
         trainer.liger(sheet, key)
     trainer.magnitudes(sheet, "use_dora")
+    trainer.inputs_kept(sheet, reentrant=_reentrant(sheet))
     compiled.of_trainer(sheet)
 
 
@@ -88,21 +89,29 @@ def _stage(sheet: Sheet) -> None:
 def _method(sheet: Sheet) -> None:
     key, bits_key = "finetuning_type", "quantization_bit"
     kind, bits = str(sheet.data.get(key) or "lora"), sheet.whole(bits_key)
-    if kind not in ("lora", "full"):
-        raise sheet.wrong(key, "is not planned for", "Known: lora, full")
-    if kind == "full":
+    if kind not in ("lora", "full", "freeze"):
+        raise sheet.wrong(key, "is not planned for", "Known: lora, full, freeze")
+    if kind != "lora":
         if bits is not None:
             raise sheet.wrong(bits_key, "quantized weights cannot be trained without adapters", f"Set {key}: lora")
-        trainer.adapters(sheet, "full", key)
+        trainer.part_trained(sheet, key) if kind == "freeze" else trainer.adapters(sheet, "full", key)
         return
     note = "" if sheet.has(key) else "LLaMA-Factory's default"
-    if bits == 4:
+    by_bitsandbytes = str(sheet.data.get("quantization_method") or "bnb").lower() == "bnb"
+    if bits == 4 and by_bitsandbytes:
         trainer.adapters(sheet, "qlora", key, bits_key, note="adapters on 4-bit weights")
+    elif bits == 8 and by_bitsandbytes:
+        trainer.eight_bit(sheet, key, bits_key)
     else:
         trainer.adapters(sheet, "lora", key, note=note)
         if bits is not None:
             fix = "Add --method lora (a base of 16 bits) or --method qlora (of 4)"
-            sheet.decides(bits_key, f"the base is held in {bits} bits, which is not planned", fix, "method")
+            sheet.decides(
+                bits_key,
+                f"the base is held in {bits} bits, and not by bitsandbytes in 4 or 8, which is planned",
+                fix,
+                "method",
+            )
     sheet.plain({"lora_rank": Means("lora_rank", "whole", 8), "lora_alpha": Means("lora_alpha", "whole")})
     trainer.targets(sheet, "lora_target", absent_all=True)
     trainer.saved_modules(sheet, "additional_target")
@@ -115,6 +124,11 @@ def _recompute(sheet: Sheet) -> None:
     sheet.means("recompute", "none" if sheet.flag(own) else "full", own, note=note)
     sheet.ignore(trainers, "LLaMA-Factory sets it: disable_gradient_checkpointing decides")
     sheet.switch("use_unsloth_gc", "offload_activations")
+
+
+def _reentrant(sheet: Sheet) -> bool:
+    """Its own key, which is on but under FSDP2 (ff6d4d1, model/model_utils/checkpointing.py)."""
+    return sheet.flag("use_reentrant_gc") is not False and "fsdp2" not in (sheet.says("engine") or ())
 
 
 def _unsloth(sheet: Sheet) -> None:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from planner.ask.fits import Uncounted
-from planner.ask.fromfile import hub
+from planner.ask.fromfile import hub, targets
 from planner.ask.fromfile.deepspeed import OfHidden
-from planner.ask.fromfile.sheet import HARMLESS, Ignored, OptionLine, Understood
+from planner.ask.fromfile.sheet import HARMLESS, Ignored, Memory, OptionLine, Understood
 from planner.ask.options import Given, cluster_of, model_of
 from planner.basics.errors import PlannerError
 from planner.spec import presets
@@ -26,6 +26,15 @@ DDP = (("strategy", "ddp"), ("runtime", ENGINES["ddp"].runtime))
 
 ENGINE_BY = ("strategy", "runtime", "zero_stage")
 """Options that replace the engine a file means."""
+
+OF_THE_MODEL = ("lora_targets", "attention", "liger", "packing")
+"""Options that mean something by the model."""
+
+FUSED = ("sdpa", "flash2", "flash3", "flash4")
+"""Codes of attention that keep the result and a number a row."""
+
+OF_THE_METHOD = ("method", "quantization")
+"""Options that another method replaces; adapters' own stay, whatever they adapt."""
 
 MOVED = {"more": "adds memory", "less": "takes memory away"}
 
@@ -47,7 +56,7 @@ def merged(found: Understood, given: Given) -> Merged:
     for name in typed:
         by |= {one.name: name for one in TABLE if name in one.replaced_by and one.name not in by}
     if given.get("method") != "full":  # adapters keep the file's rank and targets whatever they adapt
-        by = {name: whom for name, whom in by.items() if whom != "method" or name == "method"}
+        by = {name: whom for name, whom in by.items() if whom != "method" or name in OF_THE_METHOD}
     if given.get("offload_optimizer") is False and by.get("optimizer_implementation") == "offload_optimizer":
         del by["optimizer_implementation"]
     if engine := next((name for name in typed if name in ENGINE_BY), None):
@@ -59,7 +68,10 @@ def merged(found: Understood, given: Given) -> Merged:
         hidden = model_of(whole, tuple(whole.get("presets") or ())).hidden
         lines = [_sized(line, hidden) for line in lines]
         whole |= {line.option: line.value for line in lines}
-    understood = msgspec.structs.replace(found, lines=tuple(lines))
+    lines, ignored = _of_the_model(lines, found.ignored, whole)
+    whole = {name: value for name, value in whole.items() if name in typed or name not in found.options}
+    whole |= {line.option: line.value for line in lines}
+    understood = msgspec.structs.replace(found, lines=tuple(lines), ignored=ignored)
     replicas = any((line.option, line.value) in DDP for line in lines)
     if replicas and _gpus(whole) == 1:
         understood = _on_one_device(understood)
@@ -78,6 +90,37 @@ def _decided(one: Ignored, path: str, typed: Sequence[str]) -> Ignored:
         if name in one.by:
             return Ignored(one.key, one.value, f"{OPTIONS[name].flag} stands", "none")
     raise PlannerError(f"{path}: {one.key}", one.value, one.why, one.fix)
+
+
+def _of_the_model(
+    lines: list[OptionLine], ignored: tuple[Ignored, ...], whole: Given
+) -> tuple[list[OptionLine], tuple[Ignored, ...]]:
+    """Keys that mean something by the model: names of adapted modules, and parts that only some models have."""
+    needs = any(one.norm for one in ignored) or any(line.option in OF_THE_MODEL for line in lines)
+    if not needs or whole.get("model") is None:
+        return lines, ignored
+    model = model_of(whole, tuple(whole.get("presets") or ()))
+    why = f"{model.name} has no such part"
+    absent = [bool(one.norm) and model.described is None and one.norm != model.norm for one in ignored]
+    kept = tuple(
+        Ignored(one.key, one.value, why, "none") if gone else one for one, gone in zip(ignored, absent, strict=True)
+    )
+    if model.described is not None:
+        why = f"{model.name} is planned with the attention that Transformers chooses, which keeps as much"
+        fused = [line for line in lines if line.option == "attention" and line.value in FUSED]
+        kept += tuple(Ignored(key, line.value, why, "not modelled") for line in fused for key in line.keys)
+        kernels = [line for line in lines if line.option == "liger"]
+        kept += tuple(
+            Ignored(key, True, "not modelled: fused kernels keep less", "not modelled", "less")
+            for line in kernels
+            for key in line.keys
+        )
+        packed = [line for line in lines if line.option == "packing" and line.value == "packed"]
+        masks: Memory = "same" if any(str(line.value).startswith("flash") for line in fused) else "more"
+        why = "not modelled: attention of a full row, not of each document"
+        kept += tuple(Ignored(key, True, why, "not modelled", masks) for line in packed for key in line.keys)
+        lines = [line for line in lines if line not in (*fused, *kernels, *packed)]
+    return [targets.of_model(line, model) if line.option == "lora_targets" else line for line in lines], kept
 
 
 def uncounted(one: Merged) -> Uncounted:

@@ -57,7 +57,7 @@ class OptionLine(msgspec.Struct, frozen=True):
 
 class Ignored(msgspec.Struct, frozen=True):
     """A key that sets no option, and why. Of one that decides `by` are the options that answer in its place, and `fix`
-    is the nearest way out."""
+    is the nearest way out; `norm` is of models that know the key, where not all do."""
 
     key: str
     value: Any
@@ -66,6 +66,7 @@ class Ignored(msgspec.Struct, frozen=True):
     memory: Memory = "same"
     fix: str = ""
     by: tuple[str, ...] = ()
+    norm: str = ""
 
 
 class Understood(msgspec.Struct, frozen=True):
@@ -218,6 +219,11 @@ class Sheet:
             elif one.absent is not None:
                 self.means(one.option, one.absent, note=f"{self.name}'s default for {key}")
 
+    @property
+    def lines(self) -> tuple[OptionLine, ...]:
+        """What the file has said so far."""
+        return tuple(self._lines)
+
     def switch(self, key: str, option: str, value: Any = True, off: str = OFF) -> None:
         """A flag that sets an option where it is on; where it is not, the account says `off`."""
         if self.flag(key):
@@ -301,6 +307,8 @@ class Sheet:
                 self.decides(key, found.why, found.fix, *found.by)
             else:
                 self.unmodelled(key, found.why, MOVES[found.kind])
+                if found.norm:
+                    self._ignored[key] = msgspec.structs.replace(self._ignored[key], norm=found.norm)
         return Understood(self.name, self.path, tuple(self._lines), tuple(self._ignored.values()))
 
 

@@ -90,7 +90,7 @@ ATTENTION = {
 
 def attention(sheet: Sheet, code: str, key: str) -> None:
     """An implementation of attention; where ranks split the model, the engine's own is estimated."""
-    if any(sheet.says(axis) for axis in ("tp", "cp", "pp")):
+    if any(sheet.says(axis) for axis in ("tp", "cp", "pp", "ep")):
         sheet.ignore(key, "an engine that splits the model computes attention in its own way")
     else:
         sheet.means("attention", code, key)
@@ -125,6 +125,38 @@ def adapters(sheet: Sheet, method: str, *keys: str, note: str = "") -> None:
         for key in list(sheet.data):
             if key.startswith(("lora_", "peft_")):
                 sheet.ignore(key, "there are no adapters")
+
+
+def part_trained(sheet: Sheet, key: str) -> None:
+    """Some layers trained and the others frozen: whole training is a bound."""
+    adapters(sheet, "full", key)
+    note = "not modelled: some layers are frozen; all are estimated as trained"
+    sheet.means("method", "full", key, note=note, memory="less")
+
+
+REENTRANT = "gradient_checkpointing_kwargs.use_reentrant"
+"""Trainer's key of how a layer that runs again is called."""
+
+
+def eight_bit(sheet: Sheet, *keys: str) -> None:
+    """Adapters on a base of LLM.int8, as bitsandbytes has it."""
+    adapters(sheet, "qlora", *keys, note="adapters on a base of 8 bits")
+    sheet.means("quantization", "int8", *keys, note="columns beyond 6 are not counted: 0.1 % by the paper")
+
+
+def inputs_kept(sheet: Sheet, *, reentrant: bool) -> None:
+    """Last of all: an 8-bit base under layers that run again keeps inputs unless their calls are reentrant
+    (bitsandbytes 0.50.2, autograd/_functions.py, MatMul8bitLt: attributes of ctx, which no hook sees)."""
+    said = sheet.flag(REENTRANT)
+    if (
+        sheet.says("quantization") != "int8"
+        or sheet.says("recompute") != "full"
+        or (reentrant if said is None else said)
+    ):
+        return
+    keys = next(line.keys for line in sheet.lines if line.option == "quantization")
+    why = "not modelled: an 8-bit base keeps its inputs, since layers run again without reentrant calls"
+    sheet.means("quantization", "int8", *keys, note=why, memory="more")
 
 
 def targets(sheet: Sheet, key: str, absent_all: bool) -> None:
@@ -194,13 +226,18 @@ def deepspeed_section(sheet: Sheet, key: str) -> None:
     name = sheet.data.get(key)
     if isinstance(name, str):
         path = files.referenced(name, sheet.path)
-        inner = Sheet(deepspeed.NAME, str(path), files.load(path))
-        if not deepspeed.detect(inner.tables):
-            raise sheet.wrong(key, "is not a DeepSpeed configuration", "Name DeepSpeed's JSON file")
         sheet.ignore(key, f"read as {path}")
+        deepspeed_table(sheet, key, files.load(path), str(path))
     else:
         tables = sheet.tables.get(key)
-        inner = Sheet(deepspeed.NAME, f"{sheet.path}: {key}", tables if isinstance(tables, dict) else {})
+        deepspeed_table(sheet, key, tables if isinstance(tables, dict) else {})
+
+
+def deepspeed_table(sheet: Sheet, key: str, table: dict[str, Any], path: str = "") -> None:
+    """DeepSpeed's keys under that one, from a file of that path."""
+    inner = Sheet(deepspeed.NAME, path or f"{sheet.path}: {key}", table)
+    if path and not deepspeed.detect(inner.tables):
+        raise sheet.wrong(key, "is not a DeepSpeed configuration", "Name DeepSpeed's JSON file")
     own = {name: sheet.says(name) for name in ("micro_batch_size", "grad_accum", "max_grad_norm", "lr", "weight_decay")}
     deepspeed.agree(inner, {name: value for name, value in own.items() if value is not None})
     deepspeed.read(inner, trainer=True)

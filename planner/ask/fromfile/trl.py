@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner.ask.fromfile import axolotl, compiled, llamafactory, trainer
+from planner.ask.fromfile import axolotl, compiled, llamafactory, swift, trainer
 from planner.ask.fromfile.sheet import Means, Sheet
 
 NAME = "TRL"
@@ -32,7 +32,7 @@ LOSSES = {"nll": "whole", "chunked_nll": "chunked"}
 
 def detect(data: Mapping[str, Any]) -> bool:
     """Whether a table is Trainer's arguments by themselves."""
-    other = axolotl.detect(data) or llamafactory.detect(data) or "distributed_type" in data
+    other = axolotl.detect(data) or llamafactory.detect(data) or swift.detect(data) or "distributed_type" in data
     return not other and any(key in data for key in MARKS)
 
 
@@ -63,6 +63,7 @@ def read(sheet: Sheet) -> None:
     trainer.liger(sheet, "use_liger_kernel")
     _loss(sheet)
     trainer.magnitudes(sheet, "use_dora")
+    trainer.inputs_kept(sheet, reentrant=False)
     compiled.of_trainer(sheet)
 
 
@@ -86,11 +87,10 @@ def _method(sheet: Sheet) -> None:
         return
     if sheet.flag("load_in_4bit"):
         trainer.adapters(sheet, "qlora", "use_peft", "load_in_4bit", note="adapters on 4-bit weights")
+    elif sheet.flag("load_in_8bit"):
+        trainer.eight_bit(sheet, "use_peft", "load_in_8bit")
     else:
         trainer.adapters(sheet, "lora", "use_peft")
-        if sheet.flag("load_in_8bit"):
-            fix = "Add --method lora (a base of 16 bits) or --method qlora (of 4)"
-            sheet.decides("load_in_8bit", "the base is held in 8 bits, which is not planned", fix, "method")
     sheet.plain({"lora_r": Means("lora_rank", "whole", 16), "lora_alpha": Means("lora_alpha", "whole", 32)})
     trainer.targets(sheet, "lora_target_modules", absent_all=False)
     trainer.saved_modules(sheet, "lora_modules_to_save")
