@@ -40,6 +40,7 @@ LATER = {name: f"planner.cli.study:{name}" for name in ("fit", "sweep", "cost", 
     "replay": "planner.cli.truth:replay",
     "calibrate": "planner.cli.calibrate:calibrate",
     "explain": "planner.cli.explain:explain",
+    "config": "planner.cli.config:config",
     "timeline": "planner.cli.timeline:show_timeline",
 }
 """Commands of other modules, imported when they are called."""

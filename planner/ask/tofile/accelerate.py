@@ -55,9 +55,9 @@ def fsdp_fixed(prefix: str, classes: str) -> dict[str, tuple[Any, str]]:
     }
 
 
-def _size(name: str) -> Says:
-    key = f"{PARALLEL}.{PARALLEL}_{name}_size"
-    return where(sharded, plain(key))
+def of_shards(row: Says) -> Says:
+    """A row that says its field where FSDP shards the model."""
+    return where(sharded, row)
 
 
 def _precision(value: Any, values: Values) -> Entries | None:
@@ -90,7 +90,7 @@ ROWS: dict[str, Says] = {
     "gpus": plain("num_processes"),
     "nodes": plain("num_machines"),
     "precision": Says(("mixed_precision",), _precision, tuple(PRECISION)),
-    **{option: _size(name) for name, option in SIZES.items()},
+    **{option: of_shards(plain(f"{PARALLEL}.{PARALLEL}_{name}_size")) for name, option in SIZES.items()},
     "cp": Says((f"{PARALLEL}.{PARALLEL}_sp_size",), _ulysses),
     "cp_method": follows(f"{PARALLEL}.{PARALLEL}_sp_size", "ulysses"),
     **fsdp_rows("fsdp_config.fsdp_"),
@@ -98,22 +98,24 @@ ROWS: dict[str, Says] = {
 }
 OF_THE_RECIPE = ("recompute",)
 """Fields that a recipe beside it says: the trainer refuses them in both."""
-
-
-def part(values: Values, classes: str, *, beside: bool) -> OneFile:
-    """The file, alone or beside a recipe."""
-    fixed = {
-        "compute_environment": ("LOCAL_MACHINE", ""),
-        "machine_rank": (0, "another number on each node"),
-        "main_training_function": ("main", ""),
-    }
-    if sharded(values):
-        fixed |= fsdp_fixed("fsdp_config.fsdp_", classes)
-    rows = without(ROWS, OF_THE_RECIPE) if beside else ROWS
-    return OneFile(FILE, "yaml", rows, fixed)
+FIXED: dict[str, tuple[Any, str]] = {
+    "compute_environment": ("LOCAL_MACHINE", ""),
+    "machine_rank": (0, "another number on each node"),
+    "main_training_function": ("main", ""),
+}
 
 
 def parts(values: Values) -> tuple[OneFile, ...]:
     """Its file, and DeepSpeed's where it names one."""
-    own = part(values, values["classes"], beside=False)
-    return (own, deepspeed.ALONE) if by_deepspeed(values) else (own,)
+    more = (deepspeed.ALONE,) if by_deepspeed(values) else ()
+    return (OneFile(FILE, "yaml", ROWS, _fixed(values)), *more)
+
+
+def beside(values: Values) -> tuple[OneFile, ...]:
+    """The same beside a recipe."""
+    more = (deepspeed.BESIDE,) if by_deepspeed(values) else ()
+    return (OneFile(FILE, "yaml", without(ROWS, OF_THE_RECIPE), _fixed(values)), *more)
+
+
+def _fixed(values: Values) -> dict[str, tuple[Any, str]]:
+    return FIXED | (fsdp_fixed("fsdp_config.fsdp_", values["classes"]) if sharded(values) else {})

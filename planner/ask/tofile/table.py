@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from planner.ask.fromfile import hub
 from planner.ask.fromfile.sheet import Means
 from planner.ask.tofile.fields import Values
 
@@ -45,6 +46,11 @@ class OneFile(NamedTuple):
 def plain(key: str) -> Says:
     """A key that has the value as it is."""
     return Says((key,), lambda value, values: {key: value})
+
+
+def named(key: str) -> Says:
+    """The model: an id of the hub where its preset cites one, else its name."""
+    return Says((key,), lambda value, values: {key: hub.id_of(value) or value})
 
 
 def flag(key: str, off: bool | None = False) -> Says:

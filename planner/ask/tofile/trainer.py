@@ -11,9 +11,11 @@ from typing import Any
 
 from planner.ask.fromfile import trainer
 from planner.ask.tofile.fields import Values
-from planner.ask.tofile.table import Entries, Says, flag, inverted, keys_of, names, plain, words
+from planner.ask.tofile.table import Entries, Says, flag, forms, inverted, keys_of, names, plain, words
 
 BATCHES = keys_of(trainer.PLAIN)
+BETA2 = {"beta2": plain("adam_beta2")}
+"""Trainer's key, which moves no memory and which the readers leave alone."""
 ATTENTION = inverted(trainer.ATTENTION)
 NAMES: Mapping[str, str] = {
     value: name for value, name in inverted(trainer.OPTIMIZERS).items() if name not in ("adamw_torch_fp8", "muon")
@@ -75,14 +77,35 @@ SHARED: dict[str, Says] = {
 }
 
 
-def liger(value: Any, values: Values, key: str) -> Entries | None:
-    """Liger-Kernel as the Trainer applies it: all of its parts and its loss, or nothing."""
-    whole = set(value) == set(trainer.LIGER) and values.get("loss", "fused") == "fused"
-    return {key: True} if whole else {} if not value else None
+def base_rows(bits: Mapping[str, Entries], double: Entries, storage: Entries) -> dict[str, Says]:
+    """The frozen base's format, with the keys that quantise nf4's scales and pack its codes as is estimated."""
+    return {
+        "quantization": forms(bits),
+        "double_quant": forms({True: double}),
+        "quant_storage": forms({"bf16": storage}),
+    }
 
 
 def loss_of_liger(value: Any, values: Values) -> Entries | None:
-    """A loss that Liger's switch says."""
+    """Liger's switch says its loss beside all of its parts."""
     return {} if value == "fused" and set(values.get("liger", ())) == set(trainer.LIGER) else None
 
 
+def liger(key: str) -> Says:
+    """Liger-Kernel as the Trainer applies it: all of its parts and its loss, or nothing."""
+
+    def write(value: Any, values: Values) -> Entries | None:
+        if not value:
+            return {}
+        return {key: True} if loss_of_liger(values.get("loss", "fused"), values) is not None else None
+
+    return Says((key,), write)
+
+
+def own_loss(key: str) -> Says:
+    """The model's own loss, or Liger's beside its parts."""
+
+    def write(value: Any, values: Values) -> Entries | None:
+        return {} if value == "whole" and not values.get("liger") else loss_of_liger(value, values)
+
+    return Says((key,), write, ("whole", "fused"))
