@@ -15,6 +15,7 @@ import msgspec
 from planner.ask import options
 from planner.basics.errors import PlannerError
 from planner.decide import planning, strategies
+from planner.decide.answers import Answer
 from planner.spec.engines import ENGINES
 from planner.spec.plan import Plan
 
@@ -102,21 +103,32 @@ def given_of(chance: Random) -> dict[str, Any]:
 
 def plan_of(given: dict[str, Any]) -> Plan:
     """The plan of a question that has one layout (PlannerError where none keeps the rules)."""
-    question = msgspec.structs.replace(options.question(given), launching=False)
-    found = strategies.answer(question)
-    place = 0 if found.recommended is None else found.recommended
+    found, place = _answered(given)
     return planning.plan_of(found.estimates[place])
 
 
+def _fitting(given: dict[str, Any]) -> Plan | None:
+    """The plan, where its devices hold it."""
+    found, place = _answered(given)
+    return planning.plan_of(found.estimates[place]) if found.estimates[place].fits else None
+
+
+def _answered(given: dict[str, Any]) -> tuple[Answer, int]:
+    question = msgspec.structs.replace(options.question(given), launching=False)
+    found = strategies.answer(question)
+    return found, 0 if found.recommended is None else found.recommended
+
+
 def plans(seed: int) -> Iterator[Plan]:
-    """Drawn plans without end; those that break a rule are drawn again with what broke it left out."""
+    """Drawn plans that fit, without end; what breaks a rule is left out."""
     for number in count():
         given = given_of(Random(f"{seed}-{number}"))
         for _ in range(12):
             try:
-                plan = plan_of(given)
+                plan = _fitting(given)
             except PlannerError as refused:
                 given.pop(refused.field if refused.field in given else next(reversed(given)), None)
             else:
-                yield plan
+                if plan is not None:
+                    yield plan
                 break

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from planner.ask.fromfile import hub
 from planner.ask.tofile import accelerate, axolotl, deepspeed, llamafactory, trl
 from planner.ask.tofile.fields import FIELDS, Values, at_rest, implied, told, values_of
-from planner.ask.tofile.table import OneFile, Says
+from planner.ask.tofile.table import Entries, OneFile, Says
 from planner.ask.tofile.text import Line, command_of, json_of, yaml_of
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.spec.engines import ENGINES
@@ -105,18 +105,32 @@ def said_by(
                 earlier = lines[place].get(key)
                 reason = why(field, value, found)
                 lines[place][key] = Line(key, one, earlier.why if earlier and earlier.why else reason)
-        if any(entries is not None for _, entries in written) or field in follow:
+        if _is_said(parts, written) or field in follow:
             continue
-        if (rows and field in DECIDING and len(parts[0].rows) and _says_jobs(parts)) or (field in AXES and value != 1):
+        if (field in AXES and value != 1) or _decides(parts, field, value):
             raise _refusal(kind, field, found)
         if field in OF_THE_SCRIPT or (value != rest.get(field) and value != ()):
             missing.append(Unsaid(field, value))
     return [list(one.values()) for one in lines], tuple(missing)
 
 
-def _says_jobs(parts: Iterable[OneFile]) -> bool:
-    """Whether the files say what is trained; a launcher's leave it to the script."""
-    return any("method" in part.rows for part in parts)
+def _is_said(parts: Sequence[OneFile], written: Sequence[tuple[int, Entries | None]]) -> bool:
+    """Whether a field is said by the files; of a recipe and a launcher's file the recipe has the last word."""
+    if _is_recipe(parts[0]) and written and written[0][0] == 0:
+        return written[0][1] is not None
+    return any(entries is not None for _, entries in written)
+
+
+def _decides(parts: Sequence[OneFile], field: str, value: Any) -> bool:
+    """Whether files that have a key for a field must have a word for its value: all but a launcher's, which leave what
+    is trained to the script, with weights of 16 bits."""
+    has_key = field in DECIDING and any(field in part.rows for part in parts)
+    return has_key and (_is_recipe(parts[0]) or (field == "precision" and value != "pure-bf16"))
+
+
+def _is_recipe(part: OneFile) -> bool:
+    """Whether a file says what is trained."""
+    return "method" in part.rows
 
 
 def can_say(field: str, found: Values) -> list[str]:
@@ -127,8 +141,10 @@ def can_say(field: str, found: Values) -> list[str]:
 def _says(kind: ModuleType, field: str, found: Values) -> bool:
     if found["engine"] not in kind.ENGINES:
         return False
-    rows = [part.rows[field] for part in kind.parts(found) if field in part.rows]
-    return field == "engine" or any(row.write(found[field], found) is not None for row in rows)
+    parts = kind.parts(found)
+    rows = [(place, part.rows[field]) for place, part in enumerate(parts) if field in part.rows]
+    written = [(place, row.write(found[field], found)) for place, row in rows]
+    return field == "engine" or _is_said(parts, written)
 
 
 def _refusal(kind: ModuleType, field: str, found: Values) -> PlannerError:

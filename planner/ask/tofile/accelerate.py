@@ -55,6 +55,12 @@ def fsdp_fixed(prefix: str, classes: str) -> dict[str, tuple[Any, str]]:
     }
 
 
+def _dp_shard(value: Any, values: Values) -> Entries | None:
+    """Beside Ulysses' ranks Accelerate counts those of ZeRO here."""
+    key = f"{PARALLEL}.{PARALLEL}_dp_shard_size"
+    return {key: value} if sharded(values) or values["engine"] == "deepspeed-ulysses" else None
+
+
 def of_shards(row: Says) -> Says:
     """A row that says its field where FSDP shards the model."""
     return where(sharded, row)
@@ -91,6 +97,7 @@ ROWS: dict[str, Says] = {
     "nodes": plain("num_machines"),
     "precision": Says(("mixed_precision",), _precision, tuple(PRECISION)),
     **{option: of_shards(plain(f"{PARALLEL}.{PARALLEL}_{name}_size")) for name, option in SIZES.items()},
+    "dp_shard": Says((f"{PARALLEL}.{PARALLEL}_dp_shard_size",), _dp_shard),
     "cp": Says((f"{PARALLEL}.{PARALLEL}_sp_size",), _ulysses),
     "cp_method": follows(f"{PARALLEL}.{PARALLEL}_sp_size", "ulysses"),
     **fsdp_rows("fsdp_config.fsdp_"),

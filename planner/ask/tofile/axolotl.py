@@ -45,6 +45,12 @@ def _engine(value: Any, values: Values) -> Entries | None:
     return kinds.get(value)
 
 
+def _adapter(value: Any, values: Values) -> Entries:
+    """Its word qlora is for a base of 4 bits alone."""
+    four = value == "qlora" and values["quantization"] == "nf4"
+    return {} if value == "full" else {"adapter": "qlora" if four else "lora"}
+
+
 def _gpus(value: Any, values: Values) -> Entries | None:
     """The product of the sizes, which FSDP2 has."""
     return {"dp_shard_size": values["dp_shard"]} if accelerate.sharded(values) else None
@@ -68,7 +74,7 @@ ROWS: dict[str, Says] = {
     **{option: accelerate.of_shards(row) if option in SIZES else row for option, row in KEYS.items() if option != "ep"},
     **trainer.BETA2,
     "grad_accum": trainer.BATCHES["grad_accum"],
-    "method": words("adapter", {"full": None, "lora": "lora", "qlora": "qlora"}),
+    "method": Says(("adapter",), _adapter, ("full", "lora", "qlora")),
     **trainer.base_rows(BITS, {}, {}),
     **trainer.adapter_rows("lora_r", "lora_alpha", "lora_target_modules", "lora_modules_to_save", "peft_use_dora"),
     "lora_upcast": words("peft_autocast_adapter_dtype", {True: True, False: False}),

@@ -16,7 +16,7 @@ from planner.engines import engine_of
 from planner.engines.common import allgather_bucket_elements, implementation, reduce_bucket_elements
 from planner.engines.deepspeed_common import configured_elements
 from planner.inventory import default_lora
-from planner.inventory.optimizers import STEPPED_BY_TORCH
+from planner.inventory.optimizers import BLOCKS_TORCHAO, STEPPED_BY_TORCH
 from planner.parallelism.case import Case
 from planner.spec import Layout, TrainingJob
 from planner.spec.engines import ENGINES
@@ -87,6 +87,8 @@ def _effective(case: Case, found: Values) -> dict[str, Any]:
         made |= {name: int(sized(layout, elements)) for name, sized in BUCKETS.items()}
     torchs = job.optimizer.name in STEPPED_BY_TORCH and not engine_of(layout.engine).own_step
     made["optimizer_implementation"] = implementation(case) if torchs else None
+    if job.optimizer.name in BLOCKS_TORCHAO:
+        made["state_block"] = job.optimizer.state_block or BLOCKS_TORCHAO[job.optimizer.name]
     if facts.chooses_loss:
         made["loss"] = layout.loss or ("whole" if case.runtime.parts.loss in WHOLE else None)
     if layout.compile == "none" and not case.runtime.parts.compiled:

@@ -38,9 +38,7 @@ def _precision(value: Any, values: Values) -> Entries | None:
 
 
 def _loss(value: Any, values: Values) -> Entries | None:
-    if values.get("liger"):
-        return trainer.loss_of_liger(value, values)
-    return {"loss_type": LOSSES[value]} if value in LOSSES else None
+    return {"loss_type": LOSSES[value]} if value in LOSSES else trainer.loss_of_liger(value, values)
 
 
 ROWS: dict[str, Says] = {
