@@ -65,7 +65,7 @@ def config(plan_file: str, word: str, output: str | None, force: bool, as_json: 
         say("\n".join(f"==> {name} <==\n{text}" if several else text for name, text in found.files.items()), nl=False)
     if found.notes:
         left_out = ", ".join(one.field for one in found.unsaid)
-        other = [note for note in found.notes if not note.startswith(tofile.UNSAID) or "runtime" in note]
+        other = [note for note in found.notes if not note.startswith(tofile.UNSAID)]
         tell([*([f"these files do not say {left_out}: comments in them have the values"] if left_out else []), *other])
     if place is not None:
         say(f"wrote {', '.join(str(place / name) if len(found.files) > 1 else str(place) for name in found.files)}",

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from planner.ask.fromfile import hub
-from planner.ask.tofile import accelerate, axolotl, deepspeed, llamafactory, trl
+from planner.ask.tofile import accelerate, axolotl, deepspeed, llamafactory, megatron, torchtitan, trl
 from planner.ask.tofile.fields import FIELDS, Values, at_rest, implied, told, values_of
 from planner.ask.tofile.table import Entries, OneFile, Says
 from planner.ask.tofile.text import Line, command_of, json_of, yaml_of
@@ -27,11 +27,13 @@ FORMATS: dict[str, ModuleType] = {
     "trl": trl,
     "axolotl": axolotl,
     "llamafactory": llamafactory,
+    "torchtitan": torchtitan,
+    "megatron": megatron,
 }
 """By the word of --to. Each has NAME, ENGINES (those that it can ask for) and `parts`: a new format is one module."""
 AXES = ("dp_replicate", "tp", "cp", "pp", "ep")
 """Group sizes: without a key for one above 1 the file would be of another layout."""
-DECIDING = ("engine", "method", "quantization", "precision", "optimizer", "zero_stage")
+DECIDING = ("model", "engine", "method", "quantization", "precision", "optimizer", "zero_stage")
 """Fields of which a format that has a key must have a word for the value, too."""
 OF_THE_SCRIPT = ("model", "seq_len", "method", "precision", "optimizer", "micro_batch_size", "grad_accum", "recompute")
 """Fields that are told where a file does not say them, whatever their value: the training script has to."""
@@ -67,7 +69,7 @@ def format_of(word: str) -> ModuleType:
 def values(plan: Plan) -> dict[str, Any]:
     """The fields of a plan, with what its files need beside them."""
     classes = ",".join(wrapped_classes(plan.model)) if plan.model.described or plan.model.family in FAMILIES else ""
-    return values_of(plan) | {"classes": classes}
+    return values_of(plan) | {"classes": classes, "spec": plan.model}
 
 
 def files_of(plan: Plan, word: str) -> Written:
@@ -93,7 +95,8 @@ def said_by(
     ]
     if not parts:
         raise _refusal(kind, "engine", found)
-    missing, rest, follow = [], at_rest(), implied(found)
+    missing, follow = [], implied(found)
+    rest = {**at_rest(), "runtime": ENGINES[found["engine"]].runtime}
     for field in FIELDS:
         value = found.get(field)
         if value is None:
@@ -109,7 +112,8 @@ def said_by(
             continue
         if (field in AXES and value != 1) or _decides(parts, field, value):
             raise _refusal(kind, field, found)
-        if field in OF_THE_SCRIPT or (value != rest.get(field) and value != ()):
+        versions = field == "runtime" and rows
+        if field in OF_THE_SCRIPT or versions or (value != rest.get(field) and value != ()):
             missing.append(Unsaid(field, value))
     return [list(one.values()) for one in lines], tuple(missing)
 
@@ -186,9 +190,6 @@ def _notes(plan: Plan, unsaid: tuple[Unsaid, ...]) -> list[str]:
     found = [f"{UNSAID}{one.field} {told(one.value)}" for one in unsaid]
     if not any(one.field == "model" for one in unsaid) and hub.id_of(plan.model.name) is None:
         found.append(f"no id of a hub is known for {plan.model.name}: put the model's folder in its place")
-    usual = ENGINES[plan.layout.engine].runtime
-    if plan.runtime.name != usual:
-        found.append(f"{UNSAID}the runtime {plan.runtime.name}; they are read as {usual}")
     return found
 
 

@@ -32,7 +32,7 @@ PARTS = ("job", "lora", "quantization", "optimizer", "layout", "recipe")
 OF_THE_RUN = ("steps", "max_grad_norm", "seed")
 """Of the recipe's fields those that formats have a key for and that are no path or schedule of this project's trainer."""
 FIELDS: tuple[str, ...] = (
-    "model", "gpus", "nodes", "engine", "seq_len", "mean_seq_len",
+    "model", "gpus", "nodes", "engine", "runtime", "seq_len", "mean_seq_len",
     *(one.name for one in TABLE if one.part in PARTS and (one.part != "recipe" or one.name in OF_THE_RUN)),
     "lora_targets", "modules_to_save",
 )  # fmt: skip
@@ -49,6 +49,7 @@ def values_of(plan: Plan) -> dict[str, Any]:
         "gpus": layout.world_size,
         "nodes": plan.cluster.nodes,
         "engine": layout.engine,
+        "runtime": plan.runtime.name,
         "seq_len": job.seq_len,
         "mean_seq_len": job.mean_seq_len,
     }
@@ -82,6 +83,8 @@ def _effective(case: Case, found: Values) -> dict[str, Any]:
     """What an engine makes of fields that are left to it."""
     job, layout, facts = case.job, case.layout, case.layout.facts
     made: dict[str, Any] = {"global_batch_size": layout.global_batch_size, "image_tokens": job.image_tokens}
+    if layout.pp > 1:
+        made["stage_layers"] = layout.layers_by_stage(case.model.layers)
     if "reduce_bucket_elements" in found:
         elements = int(configured_elements(case))
         made |= {name: int(sized(layout, elements)) for name, sized in BUCKETS.items()}

@@ -73,7 +73,8 @@ def json_of(lines: Sequence[Line], notes: Sequence[str]) -> str:
 
 def command_of(head: Sequence[str], lines: Sequence[Line], notes: Sequence[str]) -> str:
     """A command line, an option a line, under the notes and the reasons."""
-    told = [*notes, "", *(f"{' '.join(option_words(line))}: {line.why}" for line in lines if line.why)]
+    lines = sorted(lines, key=lambda line: ":" in line.key)  # a policy is a word that ends the options before it
+    told = [*notes, "", *(f"{' '.join(option_words(line))}: {line.why}" for line in lines if line.why and option_words(line))]
     options = [for_shell(option_words(line)) for line in lines]
     command = " \\\n    ".join([for_shell(head), *(option for option in options if option)])
     return "\n".join([*(for_comment(one) for one in told), command]) + "\n"
@@ -82,7 +83,7 @@ def command_of(head: Sequence[str], lines: Sequence[Line], notes: Sequence[str])
 def option_words(line: Line) -> tuple[str, ...]:
     """The words of one option: a flag is its name where it is true, and nothing where it is false."""
     if line.value is True:
-        return (f"--{line.key}",)
+        return (line.key if ":" in line.key else f"--{line.key}",)
     if line.value is False:
         return ()
     values = line.value if isinstance(line.value, list) else [line.value]
