@@ -112,8 +112,8 @@ def said_by(
             continue
         if (field in AXES and value != 1) or _decides(parts, field, value):
             raise _refusal(kind, field, found)
-        versions = field == "runtime" and rows
-        if field in OF_THE_SCRIPT or versions or (value != rest.get(field) and value != ()):
+        own = field in getattr(kind, "OWN", ()) or (field == "runtime" and rows)
+        if own or field in OF_THE_SCRIPT or (value != rest.get(field) and value != ()):
             missing.append(Unsaid(field, value))
     return [list(one.values()) for one in lines], tuple(missing)
 

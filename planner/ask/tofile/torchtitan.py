@@ -29,12 +29,14 @@ REGISTERED = {
 }
 """Functions of torchtitan/models/*/config_registry.py by the model's preset."""
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
+OWN = ("lr", "weight_decay", "attention")
+"""Fields that a registered configuration has itself, in Python."""
 POLICIES = {"none": "none", "sac:matmul": "selective", "full": "full"}
 LESS = tuple(f"{PARALLEL}.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
 TOKENS = f"{TRAINING}.num_tokens_per_microbatch_per_dp_rank"
 RUNTIMES: dict[str, Entries] = {
     "torchtitan@0.3": {"compile.enable": False},
-    "torchtitan-compiled@0.3": {"compile.enable": True},
+    "torchtitan-compiled@0.3": {"compile.enable": True, "compile.components": ["model", "loss"]},
 }
 PRECISION: dict[str, Entries] = {
     "bf16": {f"{TRAINING}.dtype": "float32", f"{TRAINING}.mixed_precision_param": "bfloat16"},
