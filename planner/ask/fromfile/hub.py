@@ -77,8 +77,8 @@ def id_of(preset: str, folders: Folders = ()) -> str | None:
     if preset not in presets.names("models", folders=folders):
         return None
     known = cited(folders)
-    cites = [hub for source in presets.provenance("models", preset, folders=folders).values() for hub in HUB.findall(source)]
-    return next((hub for hub in cites if known.get(hub.lower()) == preset), None)
+    sources = presets.provenance("models", preset, folders=folders).values()
+    return next((hub for one in sources for hub in HUB.findall(one) if known.get(hub.lower()) == preset), None)
 
 
 def cited(folders: Folders) -> dict[str, str]:

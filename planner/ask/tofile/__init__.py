@@ -69,7 +69,7 @@ def format_of(word: str) -> ModuleType:
 def values(plan: Plan) -> dict[str, Any]:
     """The fields of a plan, with what its files need beside them."""
     classes = ",".join(wrapped_classes(plan.model)) if plan.model.described or plan.model.family in FAMILIES else ""
-    return values_of(plan) | {"classes": classes, "spec": plan.model}
+    return values_of(plan) | {"classes": classes, "spec": plan.model, "device_kind": plan.cluster.gpu.kind}
 
 
 def files_of(plan: Plan, word: str) -> Written:
@@ -86,9 +86,7 @@ def files_of(plan: Plan, word: str) -> Written:
     return Written(kind.NAME, files, unsaid, tuple(notes))
 
 
-def said_by(
-    kind: ModuleType, parts: tuple[OneFile, ...], found: Values
-) -> tuple[list[list[Line]], tuple[Unsaid, ...]]:
+def said_by(kind: ModuleType, parts: tuple[OneFile, ...], found: Values) -> tuple[list[list[Line]], tuple[Unsaid, ...]]:
     """The lines of each file, and what none of them says (PlannerError for a field that decides)."""
     lines: list[dict[str, Line]] = [
         {key: Line(key, value, why) for key, (value, why) in part.fixed.items()} for part in parts
@@ -205,7 +203,7 @@ def rows_of(kind: ModuleType) -> dict[str, tuple[Says, ...]]:
     """For each field the rows of all files that a format may have, over its engines."""
     found: dict[str, dict[tuple[str, ...], Says]] = {}
     for engine in kind.ENGINES:
-        for part in kind.parts({"engine": engine, "classes": "", "tp": 2, "cp": 1}):
+        for part in kind.parts({"engine": engine, "classes": ""}):
             for field, row in part.rows.items():
                 found.setdefault(field, {})[row.keys] = row
     return {field: tuple(rows.values()) for field, rows in found.items()}

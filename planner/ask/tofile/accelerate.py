@@ -1,5 +1,5 @@
-"""Accelerate's YAML of a plan: processes, DDP, FSDP2 or DeepSpeed's file, group sizes. The trainer's own file is made of
-the same rows (executor/backends/accelerate.py).
+"""Accelerate's YAML of a plan: processes, DDP, FSDP2 or DeepSpeed's file, group sizes. The trainer's own file has the
+same keys (executor/backends/accelerate.py).
 
 FSDP's keys are Axolotl's too, without their prefix. Not here: what the training script says (trl.py and others).
 """
@@ -23,12 +23,12 @@ ENGINES = ("single", "ddp", *FSDP, *DEEPSPEED)
 
 def sharded(values: Values) -> bool:
     """Whether FSDP shards the model."""
-    return values["engine"] in FSDP
+    return bool(values["engine"] in FSDP)
 
 
 def by_deepspeed(values: Values) -> bool:
     """Whether DeepSpeed has a file of its own."""
-    return values["engine"].startswith("deepspeed")
+    return bool(values["engine"] in DEEPSPEED)
 
 
 def fsdp_rows(prefix: str) -> dict[str, Says]:
@@ -80,14 +80,11 @@ PRECISION = inverted(PRECISIONS)
 KINDS: dict[str, Entries] = {
     "single": {"distributed_type": "NO"},
     "ddp": {"distributed_type": "MULTI_GPU"},
-    **dict.fromkeys(FSDP, {"distributed_type": "FSDP", "fsdp_config.fsdp_version": 2}),
-    **dict.fromkeys(
-        DEEPSPEED,
-        {
-            "distributed_type": "DEEPSPEED",
-            "deepspeed_config.deepspeed_config_file": deepspeed.FILE,
-        },
-    ),
+    **{name: {"distributed_type": "FSDP", "fsdp_config.fsdp_version": 2} for name in FSDP},
+    **{
+        name: {"distributed_type": "DEEPSPEED", "deepspeed_config.deepspeed_config_file": deepspeed.FILE}
+        for name in DEEPSPEED
+    },
 }
 DYNAMO = {f"{SECTION}.dynamo_backend": "INDUCTOR"}
 ROWS: dict[str, Says] = {

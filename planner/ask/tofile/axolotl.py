@@ -39,7 +39,7 @@ def _engine(value: Any, values: Values) -> Entries | None:
     kinds: dict[str, Entries] = {
         "single": {},
         "ddp": {},
-        **dict.fromkeys(accelerate.FSDP, {"fsdp_version": 2}),
+        **{name: {"fsdp_version": 2} for name in accelerate.FSDP},
         "deepspeed": {"deepspeed": deepspeed.FILE},
     }
     return kinds.get(value)

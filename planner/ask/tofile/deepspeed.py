@@ -1,5 +1,5 @@
-"""DeepSpeed's JSON of a plan: the reader's keys turned around (planner/ask/fromfile/deepspeed.py). The trainer's own file
-is made of the same rows (executor/backends/deepspeed.py).
+"""DeepSpeed's JSON of a plan: the reader's keys (planner/ask/fromfile/deepspeed.py), turned around. The trainer's own
+file is made of the same rows (executor/backends/deepspeed.py).
 
 Not here: pipelines, which are code of the script and no key.
 """
@@ -38,9 +38,13 @@ ZERO_ROWS: dict[str, Says] = {
 
 
 def on_host(section: str) -> Says:
-    """A section that puts states into host memory."""
-    keys = {f"{ZERO}.{section}.device": "cpu", f"{ZERO}.{section}.pin_memory": True}
-    return Says(tuple(keys), lambda value, values: keys if value else {}, (False, True))
+    """A section that puts states into host memory, which is pinned where there is a device to copy to."""
+    device, pin = f"{ZERO}.{section}.device", f"{ZERO}.{section}.pin_memory"
+    return Says(
+        (device, pin),
+        lambda value, values: {device: "cpu", pin: values["device_kind"] != "cpu"} if value else {},
+        (False, True),
+    )
 
 
 BATCH_ROWS = {name: row for name, row in keys_of(PLAIN).items() if name in ("micro_batch_size", "grad_accum")}

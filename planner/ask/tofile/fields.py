@@ -10,12 +10,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import msgspec
-
 from planner.engines import engine_of
 from planner.engines.common import allgather_bucket_elements, implementation, reduce_bucket_elements
 from planner.engines.deepspeed_common import configured_elements
-from planner.inventory import default_lora
 from planner.inventory.optimizers import BLOCKS_TORCHAO, STEPPED_BY_TORCH
 from planner.parallelism.case import Case
 from planner.spec import Layout, TrainingJob
@@ -30,7 +27,7 @@ Values = Mapping[str, Any]
 PARTS = ("job", "lora", "quantization", "optimizer", "layout", "recipe")
 """Values of a plan whose fields are options."""
 OF_THE_RUN = ("steps", "max_grad_norm", "seed")
-"""Of the recipe's fields those that formats have a key for and that are no path or schedule of this project's trainer."""
+"""Of the recipe's fields those that formats have a key for, and that are no path and no schedule of our trainer."""
 FIELDS: tuple[str, ...] = (
     "model", "gpus", "nodes", "engine", "runtime", "seq_len", "mean_seq_len",
     *(one.name for one in TABLE if one.part in PARTS and (one.part != "recipe" or one.name in OF_THE_RUN)),

@@ -91,7 +91,7 @@ def _model(value: Any, values: Values) -> Entries | None:
     if model.kv_heads != model.heads:
         found |= {"group-query-attention": True, "num-query-groups": model.kv_heads}
     found |= ACTIVATIONS[model.gated, model.activation]
-    return found | _experts(model) | _latents(model)
+    return {**found, **_experts(model), **_latents(model)}
 
 
 def _experts(model: ModelSpec) -> Entries:

@@ -110,3 +110,12 @@ def without(rows: SaysByField, left_out: Iterable[str]) -> SaysByField:
     """The rows of other fields."""
     gone = set(left_out)
     return {field: row for field, row in rows.items() if field not in gone}
+
+
+def entries(rows: SaysByField, values: Values, fields: Iterable[str]) -> dict[str, Any]:
+    """The keys of some fields of a plan, those that its engine reads."""
+    found: dict[str, Any] = {}
+    for field in fields:
+        if field in values:
+            found |= rows[field].write(values[field], values) or {}
+    return found

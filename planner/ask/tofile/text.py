@@ -1,5 +1,5 @@
-"""How the files of a plan look: YAML with a comment behind each key, JSON with its notes in one key, a command line with
-notes above it.
+"""How the files of a plan look: YAML with a comment behind each key, JSON with its notes in one key, a command line
+under its notes.
 
 Every text in them is quoted for its reader (planner/basics/quoting.py). Not here: which keys there are (a module a
 format).
@@ -28,23 +28,27 @@ class Line(NamedTuple):
     why: str = ""
 
 
-def nested(lines: Sequence[Line]) -> dict[str, Any]:
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """The tables that dotted keys are."""
     found: dict[str, Any] = {}
-    for line in lines:
-        *sections, name = line.key.split(".")
+    for key, value in flat.items():
+        *sections, name = key.split(".")
         table = found
         for section in sections:
             table = table.setdefault(section, {})
-        table[name] = line.value
+        table[name] = value
     return found
+
+
+def _table(lines: Sequence[Line]) -> dict[str, Any]:
+    return nested({line.key: line.value for line in lines})
 
 
 def yaml_of(lines: Sequence[Line], notes: Sequence[str]) -> str:
     """YAML, the notes above it; sections in the order in which they first occur."""
     why = {line.key: line.why for line in lines}
     text = [for_comment(note) for note in notes]
-    return "\n".join([*text, *_section(nested(lines), "", why, 0)]) + "\n"
+    return "\n".join([*text, *_section(_table(lines), "", why, 0)]) + "\n"
 
 
 def _section(table: Mapping[str, Any], prefix: str, why: Mapping[str, str], depth: int) -> list[str]:
@@ -67,16 +71,16 @@ def _section(table: Mapping[str, Any], prefix: str, why: Mapping[str, str], dept
 def json_of(lines: Sequence[Line], notes: Sequence[str]) -> str:
     """JSON, the notes and reasons in its first key."""
     told = [*notes, *(f"{line.key}: {line.why}" for line in lines if line.why)]
-    table = {NOTES: told} | nested(lines)
+    table = {NOTES: told} | _table(lines)
     return msgspec.json.format(msgspec.json.encode(table), indent=2).decode() + "\n"
 
 
 def command_of(head: Sequence[str], lines: Sequence[Line], notes: Sequence[str]) -> str:
     """A command line, an option a line, under the notes and the reasons."""
     lines = sorted(lines, key=lambda line: ":" in line.key)  # a policy is a word that ends the options before it
-    told = [*notes, "", *(f"{' '.join(option_words(line))}: {line.why}" for line in lines if line.why and option_words(line))]
-    options = [for_shell(option_words(line)) for line in lines]
-    command = " \\\n    ".join([for_shell(head), *(option for option in options if option)])
+    written = [(option_words(line), line.why) for line in lines if option_words(line)]
+    told = [*notes, "", *(f"{' '.join(words)}: {why}" for words, why in written if why)]
+    command = " \\\n    ".join([for_shell(head), *(for_shell(words) for words, _ in written)])
     return "\n".join([*(for_comment(one) for one in told), command]) + "\n"
 
 

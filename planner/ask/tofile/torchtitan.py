@@ -115,5 +115,3 @@ def head(values: Values) -> tuple[str, ...]:
 def parts(values: Values) -> tuple[OneFile, ...]:
     """The one command line."""
     return (OneFile(FILE, "command", ROWS, FIXED, head),)
-
-

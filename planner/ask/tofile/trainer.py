@@ -1,5 +1,5 @@
-"""Arguments of Hugging Face's Trainer in a plan's words, which TRL, LLaMA-Factory and Axolotl share: optimizers, adapters,
-batches, attention.
+"""Arguments of Hugging Face's Trainer in a plan's words, which TRL, LLaMA-Factory and Axolotl share: optimizers,
+adapters, batches, attention.
 
 The reader's keys and names (planner/ask/fromfile/trainer.py), turned around. Not here: a format's own keys.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from planner.ask.fromfile import trainer
 from planner.ask.tofile.fields import Values
 from planner.ask.tofile.table import Entries, Says, flag, forms, inverted, keys_of, names, plain, words
+from planner.spec.layout import LIGER
 
 BATCHES = keys_of(trainer.PLAIN)
 BETA2 = {"beta2": plain("adam_beta2")}
@@ -88,7 +89,7 @@ def base_rows(bits: Mapping[str, Entries], double: Entries, storage: Entries) ->
 
 def loss_of_liger(value: Any, values: Values) -> Entries | None:
     """Liger's switch says its loss beside all of its parts."""
-    return {} if value == "fused" and set(values.get("liger", ())) == set(trainer.LIGER) else None
+    return {} if value == "fused" and set(values.get("liger", ())) == set(LIGER) else None
 
 
 def liger(key: str) -> Says:
