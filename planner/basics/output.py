@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from planner.basics.errors import PlannerError
@@ -110,6 +111,8 @@ def write_all(folder: str | os.PathLike[str], files: Mapping[str, bytes]) -> Non
     """Several files into a folder, which is made where it is not there: all of them, or none (PlannerError)."""
     target = Path(folder)
     made = not target.exists()
+    for name in files:
+        check_file(target / name)
     written: list[tuple[Path, Path]] = []
     try:
         target.mkdir(exist_ok=True)
@@ -121,7 +124,8 @@ def write_all(folder: str | os.PathLike[str], files: Mapping[str, bytes]) -> Non
             temporary.replace(final)
     except OSError as error:
         for temporary, _ in written:
-            temporary.unlink(missing_ok=True)
-        if made and target.is_dir():
-            target.rmdir()
+            with suppress(OSError):
+                temporary.unlink()
+        with suppress(OSError):
+            target.rmdir() if made else None
         raise PlannerError("output", folder, f"cannot be written ({error.strerror})", CHOOSE) from None
