@@ -107,7 +107,7 @@ RULES: tuple[Rule, ...] = (
 
 
 SAID = (
-    "micro_batch_size", "grad_accum", "max_grad_norm", "precision", "offload_optimizer", "offload_params", *ZERO_ROWS,
+    "micro_batch_size", "grad_accum", "max_grad_norm", *ZERO_ROWS, "offload_optimizer", "offload_params", "precision",
 )  # fmt: skip
 """Fields of a plan that its file says as any script's would."""
 
@@ -116,7 +116,8 @@ def configuration(plan: Plan) -> dict[str, Any]:
     """The whole of deepspeed.json but its note."""
     layout, job = plan.layout, plan.job
     said = nested(entries(SHARED, tofile.values(plan), SAID))
-    said["zero_optimization"]["contiguous_gradients"] = True
+    zero = said["zero_optimization"]
+    said["zero_optimization"] = {"stage": zero["stage"], "contiguous_gradients": True} | zero
     # An offloaded step is torch's own fused one (docs/decisions/0015-fused-step-on-the-host.md).
     own_step = {"zero_force_ds_cpu_optimizer": False} if layout.offload_optimizer else {}
     split: dict[str, Any] = {
