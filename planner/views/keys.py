@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.ask.fromfile.explained import BecameClass, ExplainedKey
+from planner.ask.fromfile.explained import ExplainedKey, KeyKind
 from planner.ask.fromfile.sheet import HARMLESS, Understood
 from planner.basics.display import Element, as_text
 
-HEADS: dict[BecameClass, str] = {
+HEADS: dict[KeyKind, str] = {
     "option": "Keys that set an option",
     "default": "Defaults of keys that are absent",
     "decides": "Keys that decide, and are not planned",

@@ -13,10 +13,10 @@ import msgspec
 from planner.ask.fromfile.deepspeed import OfHidden
 from planner.ask.fromfile.sheet import Ignored, OptionLine, Understood
 
-BecameClass = Literal["option", "default", "decides", "adds", "takes", "time", "harmless", "unknown"]
+KeyKind = Literal["option", "default", "decides", "adds", "takes", "time", "harmless", "unknown"]
 """What a key is: one that sets an option, a default of an absent one, one of a class, or in none."""
-ORDER: tuple[BecameClass, ...] = get_args(BecameClass)
-OF_MEMORY: dict[str, BecameClass] = {"more": "adds", "less": "takes", "decides": "decides"}
+ORDER: tuple[KeyKind, ...] = get_args(KeyKind)
+OF_MEMORY: dict[str, KeyKind] = {"more": "adds", "less": "takes", "decides": "decides"}
 
 
 class ExplainedKey(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class ExplainedKey(msgspec.Struct, frozen=True):
 
     key: str
     value: Any
-    kind: BecameClass
+    kind: KeyKind
     option: str = ""
     becomes: Any = None
     why: str = ""
@@ -50,7 +50,7 @@ def _of_line(line: OptionLine, data: dict[str, Any]) -> list[ExplainedKey]:
     return [ExplainedKey(key, data.get(key), "option", line.option, value, line.note) for key in line.keys]
 
 
-def _kind(one: Ignored) -> BecameClass:
+def _kind(one: Ignored) -> KeyKind:
     if one.effect == "unknown":
         return "unknown"
     if one.effect == "none":

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from planner.ask.fromfile import hub
 from planner.ask.tofile import accelerate, axolotl, deepspeed, llamafactory, megatron, torchtitan, trl
 from planner.ask.tofile.fields import FIELDS, Values, at_rest, implied, told, values_of
-from planner.ask.tofile.table import Entries, OneFile, Says
+from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat
 from planner.ask.tofile.text import Line, command_of, json_of, yaml_of
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.spec.engines import ENGINES
@@ -43,19 +43,19 @@ UNSAID = "not said in these files: "
 """Begins the comment on a field that no key says."""
 
 
-class Unsaid(NamedTuple):
+class UnsaidField(NamedTuple):
     """A field of the plan that no key of the files says."""
 
     field: str
     value: Any
 
 
-class Written(NamedTuple):
+class WrittenPlan(NamedTuple):
     """The files of a plan by name, and the fields that they do not say."""
 
     format: str
     files: dict[str, str]
-    unsaid: tuple[Unsaid, ...]
+    unsaid: tuple[UnsaidField, ...]
     notes: tuple[str, ...]
 
 
@@ -72,7 +72,7 @@ def values(plan: Plan) -> dict[str, Any]:
     return values_of(plan) | {"classes": classes, "spec": plan.model, "device_kind": plan.cluster.gpu.kind}
 
 
-def files_of(plan: Plan, word: str) -> Written:
+def files_of(plan: Plan, word: str) -> WrittenPlan:
     """A plan in a format (PlannerError for one that it cannot hold)."""
     kind, found = format_of(word), values(plan)
     parts = kind.parts(found) if found["engine"] in kind.ENGINES else ()
@@ -83,10 +83,12 @@ def files_of(plan: Plan, word: str) -> Written:
         part.file: _text(part, lines[place], [*head, *notes] if place == 0 else head, found)
         for place, part in enumerate(parts)
     }
-    return Written(kind.NAME, files, unsaid, tuple(notes))
+    return WrittenPlan(kind.NAME, files, unsaid, tuple(notes))
 
 
-def said_by(kind: ModuleType, parts: tuple[OneFile, ...], found: Values) -> tuple[list[list[Line]], tuple[Unsaid, ...]]:
+def said_by(
+    kind: ModuleType, parts: tuple[FileOfFormat, ...], found: Values
+) -> tuple[list[list[Line]], tuple[UnsaidField, ...]]:
     """The lines of each file, and what none of them says (PlannerError for a field that decides)."""
     lines: list[dict[str, Line]] = [
         {key: Line(key, value, why) for key, (value, why) in part.fixed.items()} for part in parts
@@ -112,25 +114,25 @@ def said_by(kind: ModuleType, parts: tuple[OneFile, ...], found: Values) -> tupl
             raise _refusal(kind, field, found)
         own = field in getattr(kind, "OWN", ()) or (field == "runtime" and rows)
         if own or field in OF_THE_SCRIPT or (value != rest.get(field) and value != ()):
-            missing.append(Unsaid(field, value))
+            missing.append(UnsaidField(field, value))
     return [list(one.values()) for one in lines], tuple(missing)
 
 
-def _is_said(parts: Sequence[OneFile], written: Sequence[tuple[int, Entries | None]]) -> bool:
+def _is_said(parts: Sequence[FileOfFormat], written: Sequence[tuple[int, Entries | None]]) -> bool:
     """Whether a field is said by the files; of a recipe and a launcher's file the recipe has the last word."""
     if _is_recipe(parts[0]) and written and written[0][0] == 0:
         return written[0][1] is not None
     return any(entries is not None for _, entries in written)
 
 
-def _decides(parts: Sequence[OneFile], field: str, value: Any) -> bool:
+def _decides(parts: Sequence[FileOfFormat], field: str, value: Any) -> bool:
     """Whether files that have a key for a field must have a word for its value: all but a launcher's, which leave what
     is trained to the script, with weights of 16 bits."""
     has_key = field in DECIDING and any(field in part.rows for part in parts)
     return has_key and (_is_recipe(parts[0]) or (field == "precision" and value != "pure-bf16"))
 
 
-def _is_recipe(part: OneFile) -> bool:
+def _is_recipe(part: FileOfFormat) -> bool:
     """Whether a file says what is trained."""
     return "method" in part.rows
 
@@ -184,14 +186,14 @@ def _heading(plan: Plan) -> list[str]:
     return found
 
 
-def _notes(plan: Plan, unsaid: tuple[Unsaid, ...]) -> list[str]:
+def _notes(plan: Plan, unsaid: tuple[UnsaidField, ...]) -> list[str]:
     found = [f"{UNSAID}{one.field} {told(one.value)}" for one in unsaid]
     if not any(one.field == "model" for one in unsaid) and hub.id_of(plan.model.name) is None:
         found.append(f"no id of a hub is known for {plan.model.name}: put the model's folder in its place")
     return found
 
 
-def _text(part: OneFile, lines: list[Line], notes: list[str], found: Values) -> str:
+def _text(part: FileOfFormat, lines: list[Line], notes: list[str], found: Values) -> str:
     if part.kind == "json":
         return json_of(lines, notes)
     if part.kind == "yaml":
@@ -199,9 +201,9 @@ def _text(part: OneFile, lines: list[Line], notes: list[str], found: Values) -> 
     return command_of(part.head(found), lines, notes)
 
 
-def rows_of(kind: ModuleType) -> dict[str, tuple[Says, ...]]:
+def rows_of(kind: ModuleType) -> dict[str, tuple[FieldKeys, ...]]:
     """For each field the rows of all files that a format may have, over its engines."""
-    found: dict[str, dict[tuple[str, ...], Says]] = {}
+    found: dict[str, dict[tuple[str, ...], FieldKeys]] = {}
     for engine in kind.ENGINES:
         for part in kind.parts({"engine": engine, "classes": ""}):
             for field, row in part.rows.items():

@@ -12,7 +12,18 @@ from planner.ask.fromfile.accelerate import PARALLEL, PRECISIONS, SIZES
 from planner.ask.fromfile.compiled import REGIONS, SECTION
 from planner.ask.tofile import deepspeed
 from planner.ask.tofile.fields import Values
-from planner.ask.tofile.table import Entries, OneFile, Says, follows, forms, inverted, plain, where, without, words
+from planner.ask.tofile.table import (
+    Entries,
+    FieldKeys,
+    FileOfFormat,
+    follows,
+    forms,
+    inverted,
+    plain,
+    where,
+    without,
+    words,
+)
 
 NAME = "Accelerate"
 FILE = "accelerate.yaml"
@@ -31,7 +42,7 @@ def by_deepspeed(values: Values) -> bool:
     return bool(values["engine"] in DEEPSPEED)
 
 
-def fsdp_rows(prefix: str) -> dict[str, Says]:
+def fsdp_rows(prefix: str) -> dict[str, FieldKeys]:
     """FSDP2's own keys."""
 
     def offloads(value: Any, values: Values) -> Entries | None:
@@ -40,7 +51,7 @@ def fsdp_rows(prefix: str) -> dict[str, Says]:
     rows = {
         "reshard_after_forward": plain(f"{prefix}reshard_after_forward"),
         "offload_params": plain(f"{prefix}offload_params"),
-        "offload_optimizer": Says((f"{prefix}offload_params",), offloads),
+        "offload_optimizer": FieldKeys((f"{prefix}offload_params",), offloads),
         "recompute": words(f"{prefix}activation_checkpointing", {"none": False, "full": True}),
     }
     return {field: where(sharded, row) for field, row in rows.items()}
@@ -61,7 +72,7 @@ def _dp_shard(value: Any, values: Values) -> Entries | None:
     return {key: value} if sharded(values) or values["engine"] == "deepspeed-ulysses" else None
 
 
-def of_shards(row: Says) -> Says:
+def of_shards(row: FieldKeys) -> FieldKeys:
     """A row that says its field where FSDP shards the model."""
     return where(sharded, row)
 
@@ -87,15 +98,15 @@ KINDS: dict[str, Entries] = {
     },
 }
 DYNAMO = {f"{SECTION}.dynamo_backend": "INDUCTOR"}
-ROWS: dict[str, Says] = {
+ROWS: dict[str, FieldKeys] = {
     "engine": forms(KINDS),
     "zero_stage": where(by_deepspeed, words("deepspeed_config.zero3_init_flag", {1: False, 2: False, 3: True})),
     "gpus": plain("num_processes"),
     "nodes": plain("num_machines"),
-    "precision": Says(("mixed_precision",), _precision, tuple(PRECISION)),
+    "precision": FieldKeys(("mixed_precision",), _precision, tuple(PRECISION)),
     **{option: of_shards(plain(f"{PARALLEL}.{PARALLEL}_{name}_size")) for name, option in SIZES.items()},
-    "dp_shard": Says((f"{PARALLEL}.{PARALLEL}_dp_shard_size",), _dp_shard),
-    "cp": Says((f"{PARALLEL}.{PARALLEL}_sp_size",), _ulysses),
+    "dp_shard": FieldKeys((f"{PARALLEL}.{PARALLEL}_dp_shard_size",), _dp_shard),
+    "cp": FieldKeys((f"{PARALLEL}.{PARALLEL}_sp_size",), _ulysses),
     "cp_method": follows(f"{PARALLEL}.{PARALLEL}_sp_size", "ulysses"),
     **fsdp_rows("fsdp_config.fsdp_"),
     "compile": forms({"block": DYNAMO | {REGIONS: True}, "whole": DYNAMO, None: {}}),
@@ -109,16 +120,16 @@ FIXED: dict[str, tuple[Any, str]] = {
 }
 
 
-def parts(values: Values) -> tuple[OneFile, ...]:
+def parts(values: Values) -> tuple[FileOfFormat, ...]:
     """Its file, and DeepSpeed's where it names one."""
     more = (deepspeed.ALONE,) if by_deepspeed(values) else ()
-    return (OneFile(FILE, "yaml", ROWS, _fixed(values)), *more)
+    return (FileOfFormat(FILE, "yaml", ROWS, _fixed(values)), *more)
 
 
-def beside(values: Values) -> tuple[OneFile, ...]:
+def beside(values: Values) -> tuple[FileOfFormat, ...]:
     """The same beside a recipe."""
     more = (deepspeed.BESIDE,) if by_deepspeed(values) else ()
-    return (OneFile(FILE, "yaml", without(ROWS, OF_THE_RECIPE), _fixed(values)), *more)
+    return (FileOfFormat(FILE, "yaml", without(ROWS, OF_THE_RECIPE), _fixed(values)), *more)
 
 
 def _fixed(values: Values) -> dict[str, tuple[Any, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 from planner.ask.fromfile import axolotl
 from planner.ask.tofile import accelerate, deepspeed, trainer
 from planner.ask.tofile.fields import Values
-from planner.ask.tofile.table import Entries, OneFile, Says, flag, forms, keys_of, named, words
+from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat, flag, forms, keys_of, named, words
 
 NAME = "Axolotl"
 FILE = "axolotl.yaml"
@@ -67,33 +67,35 @@ def _loss(value: Any, values: Values) -> Entries | None:
 
 
 KEYS = keys_of(axolotl.PLAIN, "model", "global_batch_size")
-ROWS: dict[str, Says] = {
+ROWS: dict[str, FieldKeys] = {
     "model": named("base_model"),
-    "engine": Says(("fsdp_version", "deepspeed"), _engine, ENGINES),
-    "gpus": Says(("dp_shard_size",), _gpus),
+    "engine": FieldKeys(("fsdp_version", "deepspeed"), _engine, ENGINES),
+    "gpus": FieldKeys(("dp_shard_size",), _gpus),
     **{option: accelerate.of_shards(row) if option in SIZES else row for option, row in KEYS.items() if option != "ep"},
     **trainer.BETA2,
     "grad_accum": trainer.BATCHES["grad_accum"],
-    "method": Says(("adapter",), _adapter, ("full", "lora", "qlora")),
+    "method": FieldKeys(("adapter",), _adapter, ("full", "lora", "qlora")),
     **trainer.base_rows(BITS, {}, {}),
     **trainer.adapter_rows("lora_r", "lora_alpha", "lora_target_modules", "lora_modules_to_save", "peft_use_dora"),
     "lora_upcast": words("peft_autocast_adapter_dtype", {True: True, False: False}),
-    "precision": Says(("bf16", "fp16", "bfloat16"), _precision, tuple(PRECISION)),
+    "precision": FieldKeys(("bf16", "fp16", "bfloat16"), _precision, tuple(PRECISION)),
     **trainer.optimizer_rows("optimizer", {"muon": "muon", "adamw-fp8-torchao": "ao_adamw_fp8"}),
     "packing": words("sample_packing", {"padded": False, "packed": True}),
     "recompute": words("gradient_checkpointing", {"none": False, "full": True}),
     "offload_activations": flag("activation_offloading", off=None),
     **{name: row for name, row in accelerate.fsdp_rows("fsdp_config.").items() if name != "recompute"},
     **trainer.SHARED,
-    "liger": Says(("plugins", *axolotl.LIGER_KEYS.values()), _liger),
-    "loss": Says(("liger_fused_linear_cross_entropy", "liger_cross_entropy"), _loss, ("whole", "fused", "in-place")),
+    "liger": FieldKeys(("plugins", *axolotl.LIGER_KEYS.values()), _liger),
+    "loss": FieldKeys(
+        ("liger_fused_linear_cross_entropy", "liger_cross_entropy"), _loss, ("whole", "fused", "in-place")
+    ),
     "experts": words("experts_implementation", {"loop": "eager", "grouped": "grouped_mm"}),
     "compile": forms({"whole": {"torch_compile": True}}),
 }
 
 
-def parts(values: Values) -> tuple[OneFile, ...]:
+def parts(values: Values) -> tuple[FileOfFormat, ...]:
     """Its file, and DeepSpeed's."""
     fixed = accelerate.fsdp_fixed("fsdp_config.", values["classes"]) if accelerate.sharded(values) else {}
-    own = OneFile(FILE, "yaml", ROWS, fixed)
+    own = FileOfFormat(FILE, "yaml", ROWS, fixed)
     return (own, deepspeed.BESIDE) if values["engine"] == "deepspeed" else (own,)

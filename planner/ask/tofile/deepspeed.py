@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.ask.fromfile.deepspeed import PLAIN, ZERO
 from planner.ask.tofile.fields import Values
-from planner.ask.tofile.table import Entries, OneFile, Says, above, follows, forms, keys_of, plain, words
+from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat, above, follows, forms, keys_of, plain, words
 
 NAME = "DeepSpeed"
 FILE = "deepspeed.json"
@@ -25,7 +25,7 @@ PRECISION: dict[str, Entries] = {
     "fp16": {"fp16.enabled": True},
 }
 
-ZERO_ROWS: dict[str, Says] = {
+ZERO_ROWS: dict[str, FieldKeys] = {
     "zero_stage": words(f"{ZERO}.stage", {1: 1, 2: 2, 3: 3}),
     "overlap_comm": plain(f"{ZERO}.overlap_comm"),
     "reduce_bucket_elements": plain(f"{ZERO}.reduce_bucket_size"),
@@ -37,10 +37,10 @@ ZERO_ROWS: dict[str, Says] = {
 }
 
 
-def on_host(section: str) -> Says:
+def on_host(section: str) -> FieldKeys:
     """A section that puts states into host memory, which is pinned where there is a device to copy to."""
     device, pin = f"{ZERO}.{section}.device", f"{ZERO}.{section}.pin_memory"
-    return Says(
+    return FieldKeys(
         (device, pin),
         lambda value, values: {device: "cpu", pin: values["device_kind"] != "cpu"} if value else {},
         (False, True),
@@ -69,9 +69,9 @@ def _gpus(value: Any, values: Values) -> Entries | None:
     return {"train_batch_size": values["global_batch_size"]} if alone else None
 
 
-SHARED: dict[str, Says] = {
+SHARED: dict[str, FieldKeys] = {
     **BATCH_ROWS,
-    "gpus": Says(("train_batch_size",), _gpus),
+    "gpus": FieldKeys(("train_batch_size",), _gpus),
     "max_grad_norm": keys_of(PLAIN)["max_grad_norm"],
     "precision": forms(PRECISION),
     "engine": follows(f"{ZERO}.stage", *ENGINES),
@@ -83,10 +83,10 @@ SHARED: dict[str, Says] = {
     "cp_method": follows("sequence_parallel_size", "ulysses"),
 }
 """Of ZeRO, of precision and of batches: what the file says beside any script."""
-ROWS: dict[str, Says] = {
+ROWS: dict[str, FieldKeys] = {
     **SHARED,
-    "optimizer": Says(("optimizer.type",), _optimizer, ("adamw", "sgd", "lion")),
-    "optimizer_implementation": Says(("optimizer.params.torch_adam",), _implementation, ("fused", "foreach")),
+    "optimizer": FieldKeys(("optimizer.type",), _optimizer, ("adamw", "sgd", "lion")),
+    "optimizer_implementation": FieldKeys(("optimizer.params.torch_adam",), _implementation, ("fused", "foreach")),
     "lr": keys_of(PLAIN)["lr"],
     "weight_decay": keys_of(PLAIN)["weight_decay"],
 }
@@ -95,11 +95,11 @@ FIXED = {
     f"{ZERO}.reduce_scatter": (True, "as is estimated"),
 }
 
-ALONE = OneFile(FILE, "json", ROWS, FIXED)
-BESIDE = OneFile(FILE, "json", SHARED, FIXED)
+ALONE = FileOfFormat(FILE, "json", ROWS, FIXED)
+BESIDE = FileOfFormat(FILE, "json", SHARED, FIXED)
 """Beside a recipe, whose trainer makes the optimizer."""
 
 
-def parts(values: Values) -> tuple[OneFile, ...]:
+def parts(values: Values) -> tuple[FileOfFormat, ...]:
     """The one file."""
     return (ALONE,)

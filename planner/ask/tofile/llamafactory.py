@@ -13,8 +13,8 @@ from planner.ask.tofile import accelerate, trainer
 from planner.ask.tofile.fields import Values
 from planner.ask.tofile.table import (
     Entries,
-    OneFile,
-    Says,
+    FieldKeys,
+    FileOfFormat,
     flag,
     forms,
     inverted,
@@ -41,13 +41,13 @@ def _precision(value: Any, values: Values) -> Entries | None:
     return PRECISION.get(value) if values["method"] == "full" or value != "pure-bf16" else None
 
 
-ROWS: dict[str, Says] = {
+ROWS: dict[str, FieldKeys] = {
     "model": named("model_name_or_path"),
     "seq_len": plain("cutoff_len"),
     "method": words("finetuning_type", {"full": "full", "lora": "lora", "qlora": "lora"}),
     **trainer.base_rows(BITS, {"double_quantization": True}, {}),
     **trainer.adapter_rows("lora_rank", "lora_alpha", "lora_target", "additional_target", "use_dora"),
-    "precision": Says(("bf16", "fp16", "pure_bf16"), _precision, tuple(PRECISION)),
+    "precision": FieldKeys(("bf16", "fp16", "pure_bf16"), _precision, tuple(PRECISION)),
     **trainer.optimizer_rows("optim"),
     **keys_of(llamafactory.PLAIN, "model", "seq_len"),
     **trainer.BETA2,
@@ -65,6 +65,6 @@ FIXED = {
 }
 
 
-def parts(values: Values) -> tuple[OneFile, ...]:
+def parts(values: Values) -> tuple[FileOfFormat, ...]:
     """The recipe, and the launcher's files."""
-    return (OneFile(FILE, "yaml", ROWS, FIXED), *accelerate.beside(values))
+    return (FileOfFormat(FILE, "yaml", ROWS, FIXED), *accelerate.beside(values))

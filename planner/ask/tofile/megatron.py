@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.ask.tofile.fields import Values
-from planner.ask.tofile.table import Entries, OneFile, Says, above, flag, follows, forms, plain, words
+from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat, above, flag, follows, forms, plain, words
 from planner.spec import ModelSpec
 from planner.spec.layout import even_split
 
@@ -150,32 +150,32 @@ def _moments(value: Any, values: Values) -> Entries:
     return {"use-precision-aware-optimizer": True} | narrow if value else {}
 
 
-ROWS: dict[str, Says] = {
-    "model": Says(("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-experts"), _model),
-    "gpus": Says(("nproc-per-node", "nnodes"), lambda value, values: {}),
-    "nodes": Says(("nnodes",), lambda value, values: {}),
+ROWS: dict[str, FieldKeys] = {
+    "model": FieldKeys(("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-experts"), _model),
+    "gpus": FieldKeys(("nproc-per-node", "nnodes"), lambda value, values: {}),
+    "nodes": FieldKeys(("nnodes",), lambda value, values: {}),
     "engine": follows("use-distributed-optimizer", "megatron"),
     "seq_len": plain("seq-length"),
     "method": follows("use-distributed-optimizer", "full"),
     "precision": forms(PRECISION),
     "narrow_weights": flag("fp8-param-gather"),
     "narrow_gradients": flag("grad-reduce-in-bf16"),
-    "narrow_moments": Says(("use-precision-aware-optimizer", "exp-avg-dtype", "exp-avg-sq-dtype"), _moments),
+    "narrow_moments": FieldKeys(("use-precision-aware-optimizer", "exp-avg-dtype", "exp-avg-sq-dtype"), _moments),
     "optimizer": words("optimizer", {"adamw": "adam", "sgd": "sgd"}),
     "lr": plain("lr"),
     "beta2": plain("adam-beta2"),
     "weight_decay": plain("weight-decay"),
-    "momentum": Says(
+    "momentum": FieldKeys(
         ("sgd-momentum",), lambda value, values: {"sgd-momentum": value} if values["optimizer"] == "sgd" else {}
     ),
     "micro_batch_size": plain("micro-batch-size"),
-    "grad_accum": Says(
+    "grad_accum": FieldKeys(
         ("global-batch-size",), lambda value, values: {"global-batch-size": values["global_batch_size"]}
     ),
     "tp": plain("tensor-model-parallel-size"),
     "pp": plain("pipeline-model-parallel-size"),
     "cp": above("context-parallel-size", 1),
-    "ep": Says(
+    "ep": FieldKeys(
         ("expert-model-parallel-size", "expert-tensor-parallel-size"),
         lambda value, values: (
             {"expert-model-parallel-size": value, "expert-tensor-parallel-size": 1}
@@ -188,10 +188,10 @@ ROWS: dict[str, Says] = {
     "cp_method": words("cp-comm-type", CONTEXT),
     "pp_schedule": follows("num-virtual-stages-per-pipeline-rank", "1f1b", "interleaved"),
     "virtual_stages": above("num-virtual-stages-per-pipeline-rank", 1),
-    "stage_layers": Says(("pipeline-model-parallel-layout",), _stages),
+    "stage_layers": FieldKeys(("pipeline-model-parallel-layout",), _stages),
     "counted_ends": forms({"none": {}, **ENDS, "both": ENDS["embedding"] | ENDS["head"]}),
     "recompute": forms(RECOMPUTE),
-    "recompute_modules": Says(("recompute-modules",), _modules),
+    "recompute_modules": FieldKeys(("recompute-modules",), _modules),
     "tp_comm_overlap": flag("tp-comm-overlap"),
     "token_dispatcher": forms(DISPATCHERS),
     "steps": plain("train-iters"),
@@ -210,6 +210,6 @@ def head(values: Values) -> tuple[str, ...]:
     return ("torchrun", "--nnodes", str(values["nodes"]), "--nproc-per-node", each, SCRIPT)
 
 
-def parts(values: Values) -> tuple[OneFile, ...]:
+def parts(values: Values) -> tuple[FileOfFormat, ...]:
     """The one command line."""
-    return (OneFile(FILE, "command", ROWS, FIXED, head),)
+    return (FileOfFormat(FILE, "command", ROWS, FIXED, head),)

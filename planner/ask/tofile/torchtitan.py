@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.ask.fromfile.torchtitan import DEGREES, IMPLEMENTATIONS, PARALLEL, TRAINING
 from planner.ask.tofile.fields import Values
-from planner.ask.tofile.table import Entries, OneFile, Says, follows, forms, plain, words
+from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat, follows, forms, plain, words
 from planner.spec.layout import even_split
 
 NAME = "torchtitan"
@@ -75,10 +75,10 @@ def _chunks(value: Any, values: Values) -> Entries | None:
     return {} if value == (2 if looped else 1) else None
 
 
-ROWS: dict[str, Says] = {
-    "model": Says(("module", "config"), _model, tuple(REGISTERED)),
-    "gpus": Says(("nproc-per-node", "nnodes"), lambda value, values: {}),
-    "nodes": Says(("nnodes",), lambda value, values: {}),
+ROWS: dict[str, FieldKeys] = {
+    "model": FieldKeys(("module", "config"), _model, tuple(REGISTERED)),
+    "gpus": FieldKeys(("nproc-per-node", "nnodes"), lambda value, values: {}),
+    "nodes": FieldKeys(("nnodes",), lambda value, values: {}),
     "engine": follows("module", "torchtitan"),
     "runtime": forms(RUNTIMES),
     "method": follows("module", "full"),
@@ -88,15 +88,15 @@ ROWS: dict[str, Says] = {
     "optimizer_implementation": words(
         "optimizer.implementation", {value: value for value in IMPLEMENTATIONS.values() if value}
     ),
-    "micro_batch_size": Says((TOKENS,), _tokens),
-    "grad_accum": Says((f"{TRAINING}.num_tokens_per_train_step", f"{PARALLEL}.num_pp_microbatches"), _step),
+    "micro_batch_size": FieldKeys((TOKENS,), _tokens),
+    "grad_accum": FieldKeys((f"{TRAINING}.num_tokens_per_train_step", f"{PARALLEL}.num_pp_microbatches"), _step),
     **{option: plain(f"{PARALLEL}.{name}") for name, option in DEGREES.items()},
     "sequence_parallel": words(f"{PARALLEL}.enable_sequence_parallel", {True: True}),
     "cp_method": follows(f"{PARALLEL}.context_parallel_degree", "allgather"),
     "pp_schedule": words(f"{PARALLEL}.pipeline_parallel_schedule", SCHEDULES),
-    "virtual_stages": Says((f"{PARALLEL}.pipeline_parallel_schedule",), _chunks),
-    "stage_layers": Says(LESS, _ends),
-    "counted_ends": Says(LESS, lambda value, values: {}),
+    "virtual_stages": FieldKeys((f"{PARALLEL}.pipeline_parallel_schedule",), _chunks),
+    "stage_layers": FieldKeys(LESS, _ends),
+    "counted_ends": FieldKeys(LESS, lambda value, values: {}),
     "reshard_after_forward": words(f"{PARALLEL}.fsdp_reshard_after_forward", {True: "always", False: "never"}),
     "recompute": forms({value: {f"activation_checkpoint:{word}": True} for value, word in POLICIES.items()}),
     "steps": plain(f"{TRAINING}.steps"),
@@ -112,6 +112,6 @@ def head(values: Values) -> tuple[str, ...]:
     return ("torchrun", "--nnodes", str(values["nodes"]), "--nproc_per_node", each, "-m", "torchtitan.train")
 
 
-def parts(values: Values) -> tuple[OneFile, ...]:
+def parts(values: Values) -> tuple[FileOfFormat, ...]:
     """The one command line."""
-    return (OneFile(FILE, "command", ROWS, FIXED, head),)
+    return (FileOfFormat(FILE, "command", ROWS, FIXED, head),)

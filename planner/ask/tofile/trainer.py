@@ -11,7 +11,7 @@ from typing import Any
 
 from planner.ask.fromfile import trainer
 from planner.ask.tofile.fields import Values
-from planner.ask.tofile.table import Entries, Says, flag, forms, inverted, keys_of, names, plain, words
+from planner.ask.tofile.table import Entries, FieldKeys, flag, forms, inverted, keys_of, names, plain, words
 from planner.spec.layout import LIGER
 
 BATCHES = keys_of(trainer.PLAIN)
@@ -27,7 +27,7 @@ PAGED = {"adamw": "paged_adamw_32bit", "adamw-8bit": "paged_adamw_8bit", "lion":
 STEPS = {step: name for name, step in trainer.IMPLEMENTATIONS.items() if name in ("adamw_torch", "adamw_torch_fused")}
 
 
-def optimizer_rows(key: str, more: Mapping[str, str] = {}) -> dict[str, Says]:
+def optimizer_rows(key: str, more: Mapping[str, str] = {}) -> dict[str, FieldKeys]:
     """The optimizer's name, which says its steps and whether its states are paged, too."""
     known = {**NAMES, **more}
 
@@ -47,14 +47,14 @@ def optimizer_rows(key: str, more: Mapping[str, str] = {}) -> dict[str, Says]:
         return {} if value == trainer.TRAINER_BLOCK else None
 
     return {
-        "optimizer": Says((key,), name_of, tuple(known)),
-        "optimizer_implementation": Says((key,), steps, tuple(STEPS)),
-        "paged_states": Says((key,), lambda value, values: {}, (False, True)),
-        "state_block": Says((key,), block, (trainer.TRAINER_BLOCK,)),
+        "optimizer": FieldKeys((key,), name_of, tuple(known)),
+        "optimizer_implementation": FieldKeys((key,), steps, tuple(STEPS)),
+        "paged_states": FieldKeys((key,), lambda value, values: {}, (False, True)),
+        "state_block": FieldKeys((key,), block, (trainer.TRAINER_BLOCK,)),
     }
 
 
-def adapter_rows(rank: str, alpha: str, targets: str, saved: str, dora: str) -> dict[str, Says]:
+def adapter_rows(rank: str, alpha: str, targets: str, saved: str, dora: str) -> dict[str, FieldKeys]:
     """The adapters' own keys."""
     return {
         "lora_rank": plain(rank),
@@ -72,13 +72,13 @@ def bucket(value: Any, values: Values) -> Entries | None:
     return {"ddp_bucket_cap_mb": megabytes} if not rest else None
 
 
-SHARED: dict[str, Says] = {
-    "ddp_bucket_bytes": Says(("ddp_bucket_cap_mb",), bucket),
+SHARED: dict[str, FieldKeys] = {
+    "ddp_bucket_bytes": FieldKeys(("ddp_bucket_cap_mb",), bucket),
     "attention": words("attn_implementation", ATTENTION),
 }
 
 
-def base_rows(bits: Mapping[str, Entries], double: Entries, storage: Entries) -> dict[str, Says]:
+def base_rows(bits: Mapping[str, Entries], double: Entries, storage: Entries) -> dict[str, FieldKeys]:
     """The frozen base's format, with the keys that quantise nf4's scales and pack its codes as is estimated."""
     return {
         "quantization": forms(bits),
@@ -92,7 +92,7 @@ def loss_of_liger(value: Any, values: Values) -> Entries | None:
     return {} if value == "fused" and set(values.get("liger", ())) == set(LIGER) else None
 
 
-def liger(key: str) -> Says:
+def liger(key: str) -> FieldKeys:
     """Liger-Kernel as the Trainer applies it: all of its parts and its loss, or nothing."""
 
     def write(value: Any, values: Values) -> Entries | None:
@@ -100,13 +100,13 @@ def liger(key: str) -> Says:
             return {}
         return {key: True} if loss_of_liger(values.get("loss", "fused"), values) is not None else None
 
-    return Says((key,), write)
+    return FieldKeys((key,), write)
 
 
-def own_loss(key: str) -> Says:
+def own_loss(key: str) -> FieldKeys:
     """The model's own loss, or Liger's beside its parts."""
 
     def write(value: Any, values: Values) -> Entries | None:
         return {} if value == "whole" and not values.get("liger") else loss_of_liger(value, values)
 
-    return Says((key,), write, ("whole", "fused"))
+    return FieldKeys((key,), write, ("whole", "fused"))

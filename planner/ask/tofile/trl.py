@@ -11,7 +11,7 @@ from typing import Any
 from planner.ask.fromfile import trl
 from planner.ask.tofile import accelerate, trainer
 from planner.ask.tofile.fields import Values
-from planner.ask.tofile.table import Entries, OneFile, Says, flag, inverted, keys_of, named, plain, words
+from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat, flag, inverted, keys_of, named, plain, words
 
 NAME = "TRL"
 FILE = "recipe.yaml"
@@ -41,13 +41,13 @@ def _loss(value: Any, values: Values) -> Entries | None:
     return {"loss_type": LOSSES[value]} if value in LOSSES else trainer.loss_of_liger(value, values)
 
 
-ROWS: dict[str, Says] = {
+ROWS: dict[str, FieldKeys] = {
     "model": named("model_name_or_path"),
     "seq_len": plain(trl.LENGTHS[0]),
     "method": words("use_peft", {"full": False, "lora": True, "qlora": True}),
     **trainer.base_rows(BITS, {"use_bnb_nested_quant": True}, {"bnb_4bit_quant_storage": "bfloat16"}),
     **trainer.adapter_rows("lora_r", "lora_alpha", "lora_target_modules", "lora_modules_to_save", "use_dora"),
-    "precision": Says(("dtype", "bf16", "fp16"), _precision, tuple(PRECISION)),
+    "precision": FieldKeys(("dtype", "bf16", "fp16"), _precision, tuple(PRECISION)),
     **trainer.optimizer_rows("optim"),
     **keys_of(trl.PLAIN, "model"),
     **trainer.BETA2,
@@ -56,10 +56,10 @@ ROWS: dict[str, Says] = {
     "offload_activations": flag("activation_offloading"),
     **trainer.SHARED,
     "liger": trainer.liger("use_liger_kernel"),
-    "loss": Says(("loss_type", "use_liger_kernel"), _loss, (*LOSSES, "fused")),
+    "loss": FieldKeys(("loss_type", "use_liger_kernel"), _loss, (*LOSSES, "fused")),
 }
 
 
-def parts(values: Values) -> tuple[OneFile, ...]:
+def parts(values: Values) -> tuple[FileOfFormat, ...]:
     """The recipe, and the launcher's files."""
-    return (OneFile(FILE, "yaml", ROWS), *accelerate.beside(values))
+    return (FileOfFormat(FILE, "yaml", ROWS), *accelerate.beside(values))
