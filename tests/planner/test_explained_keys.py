@@ -41,7 +41,8 @@ def test_lines_fit_eighty_columns_unless_one_word_does_not(path: Path):
 
 def test_a_key_that_decides_is_explained_and_not_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "dpo.yaml").write_text("base_model: x/y\nrl: dpo\nsequence_len: 2048\nmy_own: 1\nseed: null\n")
-    assert command.exit_code(planner, ["estimate", "--from", str(tmp_path / "dpo.yaml"), "--explain-keys"]) == 0
+    words = ["estimate", "--from", str(tmp_path / "dpo.yaml"), "--explain-keys"]
+    assert command.exit_code(planner, words) == 0
     text = capsys.readouterr().out
     assert "- rl: dpo (" in text.partition("Keys that decide")[2]
     assert "sequence_len: 2048 → seq_len 2048" in text

@@ -202,10 +202,12 @@ def _text(part: FileOfFormat, lines: list[Line], notes: list[str], found: Values
 
 
 def rows_of(kind: ModuleType) -> dict[str, tuple[FieldKeys, ...]]:
-    """For each field the rows of all files that a format may have, over its engines."""
+    """For each field the rows of all files that a format may have, over its engines; of a recipe's own fields its."""
     found: dict[str, dict[tuple[str, ...], FieldKeys]] = {}
     for engine in kind.ENGINES:
-        for part in kind.parts({"engine": engine, "classes": ""}):
+        first, *others = kind.parts({"engine": engine, "classes": ""})
+        for part in (first, *others):
             for field, row in part.rows.items():
-                found.setdefault(field, {})[row.keys] = row
+                if part is first or not (_is_recipe(first) and field in first.rows):
+                    found.setdefault(field, {})[row.keys] = row
     return {field: tuple(rows.values()) for field, rows in found.items()}
