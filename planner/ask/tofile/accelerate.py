@@ -24,22 +24,27 @@ from planner.ask.tofile.table import (
     without,
     words,
 )
+from planner.spec.engines import ENGINES as FACTS
 
 NAME = "Accelerate"
 FILE = "accelerate.yaml"
 FSDP = ("fsdp2", "transformers-tp")
-DEEPSPEED = deepspeed.ENGINES
-ENGINES = ("single", "ddp", *FSDP, *DEEPSPEED)
+ENGINES = ("single", "ddp", *FSDP, *deepspeed.ENGINES)
 
 
 def sharded(values: Values) -> bool:
     """Whether FSDP shards the model."""
-    return bool(values["engine"] in FSDP)
+    return not by_deepspeed(values) and not FACTS[values["engine"]].whole_copies
 
 
 def by_deepspeed(values: Values) -> bool:
     """Whether DeepSpeed has a file of its own."""
-    return bool(values["engine"] in DEEPSPEED)
+    return FACTS[values["engine"]].framework == FACTS[deepspeed.ENGINES[0]].framework
+
+
+def by_ulysses(values: Values) -> bool:
+    """Whether DeepSpeed shares the sequences."""
+    return by_deepspeed(values) and "cp" in FACTS[values["engine"]].splits
 
 
 def fsdp_rows(prefix: str) -> dict[str, FieldKeys]:
@@ -69,7 +74,7 @@ def fsdp_fixed(prefix: str, classes: str) -> dict[str, tuple[Any, str]]:
 def _dp_shard(value: Any, values: Values) -> Entries | None:
     """Beside Ulysses' ranks Accelerate counts those of ZeRO here."""
     key = f"{PARALLEL}.{PARALLEL}_dp_shard_size"
-    return {key: value} if sharded(values) or values["engine"] == "deepspeed-ulysses" else None
+    return {key: value} if sharded(values) or by_ulysses(values) else None
 
 
 def of_shards(row: FieldKeys) -> FieldKeys:
@@ -84,22 +89,24 @@ def _precision(value: Any, values: Values) -> Entries | None:
 
 
 def _ulysses(value: Any, values: Values) -> Entries | None:
-    return {f"{PARALLEL}.{PARALLEL}_sp_size": value} if values["engine"] == "deepspeed-ulysses" else None
+    return {f"{PARALLEL}.{PARALLEL}_sp_size": value} if by_ulysses(values) else None
 
 
 PRECISION = inverted(PRECISIONS)
-KINDS: dict[str, Entries] = {
-    "single": {"distributed_type": "NO"},
-    "ddp": {"distributed_type": "MULTI_GPU"},
-    **{name: {"distributed_type": "FSDP", "fsdp_config.fsdp_version": 2} for name in FSDP},
-    **{
-        name: {"distributed_type": "DEEPSPEED", "deepspeed_config.deepspeed_config_file": deepspeed.FILE}
-        for name in DEEPSPEED
-    },
-}
+NAMES_DEEPSPEED = {"deepspeed_config.deepspeed_config_file": deepspeed.FILE}
+
+
+def _kind(value: Any, values: Values) -> Entries:
+    if by_deepspeed(values):
+        return {"distributed_type": "DEEPSPEED"} | NAMES_DEEPSPEED
+    if sharded(values):
+        return {"distributed_type": "FSDP", "fsdp_config.fsdp_version": 2}
+    return {"distributed_type": "NO" if FACTS[value].copies == "none" else "MULTI_GPU"}
+
+
 DYNAMO = {f"{SECTION}.dynamo_backend": "INDUCTOR"}
 ROWS: dict[str, FieldKeys] = {
-    "engine": forms(KINDS),
+    "engine": FieldKeys(("distributed_type",), _kind, ENGINES),
     "zero_stage": where(by_deepspeed, words("deepspeed_config.zero3_init_flag", {1: False, 2: False, 3: True})),
     "gpus": plain("num_processes"),
     "nodes": plain("num_machines"),

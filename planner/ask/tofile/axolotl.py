@@ -12,6 +12,7 @@ from planner.ask.fromfile import axolotl
 from planner.ask.tofile import accelerate, deepspeed, trainer
 from planner.ask.tofile.fields import Values
 from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat, flag, forms, keys_of, named, words
+from planner.spec.engines import ENGINES as FACTS
 
 NAME = "Axolotl"
 FILE = "axolotl.yaml"
@@ -30,19 +31,15 @@ SIZES = ("dp_replicate", "dp_shard", "tp")
 
 def _precision(value: Any, values: Values) -> Entries | None:
     """bf16 loads weights of 16 bits, which whole copies train as they are."""
-    if value == "bf16" and values["method"] == "full" and values["engine"] in ("single", "ddp"):
+    if value == "bf16" and values["method"] == "full" and FACTS[values["engine"]].whole_copies:
         return None
     return PRECISION.get(value)
 
 
-def _engine(value: Any, values: Values) -> Entries | None:
-    kinds: dict[str, Entries] = {
-        "single": {},
-        "ddp": {},
-        **{name: {"fsdp_version": 2} for name in accelerate.FSDP},
-        "deepspeed": {"deepspeed": deepspeed.FILE},
-    }
-    return kinds.get(value)
+def _engine(value: Any, values: Values) -> Entries:
+    if accelerate.by_deepspeed(values):
+        return {"deepspeed": deepspeed.FILE}
+    return {"fsdp_version": 2} if accelerate.sharded(values) else {}
 
 
 def _adapter(value: Any, values: Values) -> Entries:
@@ -98,4 +95,4 @@ def parts(values: Values) -> tuple[FileOfFormat, ...]:
     """Its file, and DeepSpeed's."""
     fixed = accelerate.fsdp_fixed("fsdp_config.", values["classes"]) if accelerate.sharded(values) else {}
     own = FileOfFormat(FILE, "yaml", ROWS, fixed)
-    return (own, deepspeed.BESIDE) if values["engine"] == "deepspeed" else (own,)
+    return (own, deepspeed.BESIDE) if accelerate.by_deepspeed(values) else (own,)

@@ -11,6 +11,7 @@ from typing import Any
 from planner.ask.fromfile.deepspeed import PLAIN, ZERO
 from planner.ask.tofile.fields import Values
 from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat, above, follows, forms, keys_of, plain, words
+from planner.spec.engines import ENGINES as FACTS
 
 NAME = "DeepSpeed"
 FILE = "deepspeed.json"
@@ -65,7 +66,7 @@ def _implementation(value: Any, values: Values) -> Entries | None:
 
 def _gpus(value: Any, values: Values) -> Entries | None:
     """The three batch sizes say how many ranks there are, where all of them are data-parallel."""
-    alone = values["engine"] == "deepspeed"
+    alone = not FACTS[values["engine"]].splits
     return {"train_batch_size": values["global_batch_size"]} if alone else None
 
 
