@@ -268,6 +268,9 @@ def test_every_row_of_megatron_names_flags_of_its_parser():
 @pytest.mark.long
 def test_torchtitan_parses_what_is_written(tmp_path: Path):
     manager = pytest.importorskip("torchtitan.config.manager", reason="torchtitan is not installed")
+    training = pytest.importorskip("torchtitan.config").TrainingConfig
+    if not hasattr(training, "num_tokens_per_train_step"):
+        pytest.skip("this torchtitan is older than b5bcd76, and counts batches by other keys")
     for number in range(6):
         text = tofile.files_of(plan_of(titan(number)), "torchtitan").files["torchtitan.sh"]
         (tmp_path / "t.sh").write_text(text)
@@ -285,7 +288,8 @@ def test_trl_parses_what_is_written(few: list[Plan], tmp_path: Path):
         written(plan, "trl", tmp_path)
         parser = trl.TrlParser((trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig))
         *_, rest = parser.parse_args_and_config(
-            ["--config", str(tmp_path / "recipe.yaml")], return_remaining_strings=True
+            ["--config", str(tmp_path / "recipe.yaml"), "--use_cpu", "true", "--bf16", "false"],
+            return_remaining_strings=True,
         )
         assert not rest
 

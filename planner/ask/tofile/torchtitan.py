@@ -1,7 +1,7 @@
 """torchtitan's command line of a plan: a registered configuration of its model, and overrides.
 
-Names: torchtitan b5bcd76, 0.3 (config/configs.py, models/*/config_registry.py). The reader's words
-(planner/ask/fromfile/torchtitan.py), turned around. Not here: configurations that a person writes in Python.
+Names: torchtitan b5bcd76 of August 2026 (config/configs.py, models/*/config_registry.py); release 0.3.0 has other keys
+for batches. Not here: configurations that a person writes in Python.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LESS = tuple(f"{PARALLEL}.pipeline_parallel_{end}_stage_less_layers" for end in 
 TOKENS = f"{TRAINING}.num_tokens_per_microbatch_per_dp_rank"
 RUNTIMES: dict[str, Entries] = {
     "torchtitan@0.3": {"compile.enable": False},
-    "torchtitan-compiled@0.3": {"compile.enable": True, "compile.components": ["model", "loss"]},
+    "torchtitan-compiled@0.3": {"compile.enable": True, "compile.components": "model,loss"},
 }
 PRECISION: dict[str, Entries] = {
     "bf16": {f"{TRAINING}.dtype": "float32", f"{TRAINING}.mixed_precision_param": "bfloat16"},
