@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import chdir, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
-from scripts.pages import schemas
+from scripts.pages import formats, schemas
 
 PROJECT = Path(__file__).resolve().parents[1]
 PART = re.compile(r"^<!-- (layouts|fits) -->\n.*?^<!-- end -->", re.MULTILINE | re.DOTALL)
@@ -38,6 +38,8 @@ FORMULAS = PROJECT / "docs" / "formulas.md"
 REFERENCE = PROJECT / "docs" / "commands.md"
 CURRENCY = PROJECT / "docs" / "currency.md"
 WHOLE = (ACCURACY, CURRENCY, FORMULAS, REFERENCE)
+FORMATS = PROJECT / "docs" / formats.FOLDER
+"""A page for each format of other tools."""
 CHARTS = tuple(ACCURACY.with_suffix("") / name for name in ("memory.svg", "time.svg"))
 """The pictures of docs/accuracy.md: rewritten and checked with it."""
 EXECUTED = (PROJECT / "docs" / "library.md", PROJECT / "docs" / "tutorial.md")
@@ -95,13 +97,16 @@ def pages() -> list[Path]:
     """Every Markdown page of the project that people read on its own, and every JSON Schema that is written or should
     be."""
     written = [page for pattern in ("*.md", "docs/**/*.md", "presets/**/*.md") for page in PROJECT.glob(pattern)]
-    return sorted({*written, *schemas.texts(), *schemas.FOLDER.glob("*.json")} | {*WHOLE, *CHARTS})
+    made = {*schemas.texts(), *schemas.FOLDER.glob("*.json"), *formats.texts(FORMATS.parent)}
+    return sorted({*written, *made} | {*WHOLE, *CHARTS})
 
 
 def rewritten(page: Path, text: str, runs: bool = False) -> str:
     """A page's text with everything generated in it as it is now."""
     if page.parent == schemas.FOLDER:
         return schemas.texts().get(page, "")
+    if page.parent == FORMATS:
+        return formats.texts(FORMATS.parent).get(page, "")
     if page in (*WHOLE, *CHARTS):
         return whole(page)
     if page in EXECUTED:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from executor.backends.common import HASH_SHOWN, HEADER, TRAINER, read_back, readable
 from executor.backends.launched import launched_by
-from planner.spec.formats import wrapped_classes
+from planner.ask import tofile
+from planner.ask.fromfile.accelerate import PARALLEL, SIZES
+from planner.ask.tofile import accelerate
+from planner.ask.tofile.table import entries
 from planner.spec.plan import Plan
 
 CONFIG = "config/accelerate.yaml"
@@ -103,27 +106,21 @@ def _mixed_precision(plan: Plan) -> str:
 
 
 def _fsdp(plan: Plan) -> dict[str, object]:
-    return {
+    values = tofile.values(plan)
+    fixed = {key: value for key, (value, _) in accelerate.fsdp_fixed("fsdp_", values["classes"]).items()}
+    said = entries(accelerate.fsdp_rows("fsdp_"), values, ("offload_params", "reshard_after_forward"))
+    own = {
         "fsdp_activation_checkpointing": False,  # recompute is the model's own, the same under every engine
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_cpu_ram_efficient_loading": False,  # every rank builds the same weights from one seed
-        "fsdp_offload_params": plan.layout.offload_params,
-        "fsdp_reshard_after_forward": plan.layout.reshard_after_forward,
-        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        "fsdp_transformer_layer_cls_to_wrap": ",".join(wrapped_classes(plan.model)),
         "fsdp_version": 2,
     }
+    return dict(sorted((fixed | said | own).items()))
 
 
 def _parallelism(plan: Plan) -> dict[str, object]:
     # Accelerate ignores these keys without a word when the prefix is missing.
-    return {
-        "parallelism_config_cp_size": plan.layout.cp,
-        "parallelism_config_dp_replicate_size": plan.layout.dp_replicate,
-        "parallelism_config_dp_shard_size": plan.layout.dp_shard,
-        "parallelism_config_sp_size": 1,
-        "parallelism_config_tp_size": plan.layout.tp,
-    }
+    sizes = {f"{PARALLEL}_{name}_size": getattr(plan.layout, option) for name, option in SIZES.items()}
+    return dict(sorted((sizes | {f"{PARALLEL}_sp_size": 1}).items()))
 
 
 def _section(name: str, values: dict[str, object]) -> list[str]:

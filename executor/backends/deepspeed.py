@@ -11,8 +11,10 @@ from typing import Any
 from executor.backends.common import TRAINER
 from executor.backends.jsonfile import JsonBackend
 from executor.backends.launched import launched_by
-from planner.engines.common import allgather_bucket_elements, reduce_bucket_elements
-from planner.engines.deepspeed_common import configured_elements
+from planner.ask import tofile
+from planner.ask.tofile.deepspeed import SHARED, ZERO_ROWS
+from planner.ask.tofile.table import entries
+from planner.ask.tofile.text import nested
 from planner.parallelism.case import Case
 from planner.parallelism.rule import Rule, one_of
 from planner.spec.plan import Plan
@@ -104,31 +106,18 @@ RULES: tuple[Rule, ...] = (
 """What is planned for DeepSpeed's engines, but not launched."""
 
 
+SAID = (
+    "micro_batch_size", "grad_accum", "max_grad_norm", *ZERO_ROWS, "offload_optimizer", "offload_params", "precision",
+)  # fmt: skip
+"""Fields of a plan that its file says as any script's would."""
+
+
 def configuration(plan: Plan) -> dict[str, Any]:
     """The whole of deepspeed.json but its note."""
     layout, job = plan.layout, plan.job
-    # Of a rank's part: a bucket for the whole model would be as many times too large as the model is split.
-    elements = int(configured_elements(Case.of(plan)))
-    zero: dict[str, Any] = {
-        "stage": layout.zero_stage,
-        "contiguous_gradients": True,
-        "overlap_comm": layout.overlap_comm,
-        "reduce_bucket_size": reduce_bucket_elements(layout, elements),
-        "allgather_bucket_size": allgather_bucket_elements(layout, elements),
-    }
-    if layout.zero_stage == 3:
-        zero |= {
-            "stage3_prefetch_bucket_size": layout.zero3_prefetch_elements,
-            "stage3_param_persistence_threshold": layout.zero3_persistence_elements,
-            "stage3_max_live_parameters": layout.zero3_max_live_elements,
-            "stage3_max_reuse_distance": layout.zero3_max_reuse_elements,
-        }
-    host = {"device": "cpu", "pin_memory": plan.cluster.gpu.kind != "cpu"}
-    if layout.offload_optimizer:
-        zero["offload_optimizer"] = host
-    if layout.offload_params:
-        zero["offload_param"] = host
-    pure = job.precision == "pure-bf16"
+    said = nested(entries(SHARED, tofile.values(plan), SAID))
+    zero = said["zero_optimization"]
+    said["zero_optimization"] = {"stage": zero["stage"], "contiguous_gradients": True} | zero
     # An offloaded step is torch's own fused one (docs/decisions/0015-fused-step-on-the-host.md).
     own_step = {"zero_force_ds_cpu_optimizer": False} if layout.offload_optimizer else {}
     split: dict[str, Any] = {
@@ -149,16 +138,8 @@ def configuration(plan: Plan) -> dict[str, Any]:
         | shared
         | sums
         | own_step
+        | said
         | {
-            "train_micro_batch_size_per_gpu": layout.micro_batch_size,
-            "gradient_accumulation_steps": layout.grad_accum,
-            "gradient_clipping": job.recipe.max_grad_norm,
-            "zero_optimization": zero,
-            "bf16": {
-                "enabled": job.precision != "fp32",
-                "bf16_master_weights_and_grads": pure,
-                "bf16_optimizer_states": pure,
-            },
             # SGD is torch's own, elementwise on the partition; DeepSpeed asks for this word before it shards it.
             "zero_allow_untested_optimizer": job.optimizer.name != "adamw",
             "steps_per_print": 10**9,

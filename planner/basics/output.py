@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from planner.basics.errors import PlannerError
@@ -104,3 +105,27 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True) if temporary.parent.is_dir() else None
         raise PlannerError("output", path, f"cannot be written ({error.strerror})", CHOOSE) from None
+
+
+def write_all(folder: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
+    """Several files into a folder, which is made where it is not there: all of them, or none (PlannerError)."""
+    target = Path(folder)
+    made = not target.exists()
+    for name in files:
+        check_file(target / name)
+    written: list[tuple[Path, Path]] = []
+    try:
+        target.mkdir(exist_ok=True)
+        for name, data in files.items():
+            temporary = target / f".{name}.{os.getpid()}.tmp"
+            written.append((temporary, target / name))
+            temporary.write_bytes(data)
+        for temporary, final in written:
+            temporary.replace(final)
+    except OSError as error:
+        for temporary, _ in written:
+            with suppress(OSError):
+                temporary.unlink()
+        with suppress(OSError):
+            target.rmdir() if made else None
+        raise PlannerError("output", folder, f"cannot be written ({error.strerror})", CHOOSE) from None

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from planner.basics.errors import PlannerError, is_visible, visible
 
 COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
@@ -42,6 +44,19 @@ def for_yaml(documents: Iterable[Any]) -> str:
     dumper.add_representer(str, text)
     written: str = yaml.dump_all(list(documents), Dumper=dumper, sort_keys=False)
     return written
+
+
+def yaml_value(value: Any) -> str:
+    """One value of a YAML file: a text as `for_yaml` has it, a number with its point (YAML 1.1 reads 1e-05 as text), or
+    a list of those on one line."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(yaml_value, value))}]"
+    if isinstance(value, float):
+        digits = repr(value)
+        return digits if "e" not in digits or "." in digits else digits.replace("e", ".0e")
+    if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in YAML_WORDS:
+        return value
+    return in_json(msgspec.json.encode(value)).decode()
 
 
 def for_comment(text: str, mark: str = "#") -> str:

@@ -40,6 +40,7 @@ LATER = {name: f"planner.cli.study:{name}" for name in ("fit", "sweep", "cost", 
     "replay": "planner.cli.truth:replay",
     "calibrate": "planner.cli.calibrate:calibrate",
     "explain": "planner.cli.explain:explain",
+    "config": "planner.cli.config:config",
     "timeline": "planner.cli.timeline:show_timeline",
 }
 """Commands of other modules, imported when they are called."""
@@ -127,6 +128,9 @@ FROM_OPTION = option(
     help="Read options from an Accelerate, DeepSpeed, torchtitan, Axolotl, LLaMA-Factory or TRL file, or from a "
     "command line in quotes. Repeatable: a launcher's file and a recipe.",
 )
+EXPLAIN_KEYS_OPTION = option(
+    "output", "--explain-keys", is_flag=True, help="With --from: every key of the file and what it became, no estimate."
+)
 JSON_OPTION = option("output", "--json", "as_json", often=True, is_flag=True, help="One JSON object on stdout.")
 ANY_RUNTIME_OPTION = option(
     "layout", "--any-runtime", is_flag=True, default=None, help="Engines that nothing launches from here, too."
@@ -157,16 +161,18 @@ def planner() -> None:
 
 
 @planner.command(cls=QuestionCommand, example="planner estimate --model 7b --gpus 32")
-@with_options(*OUTPUT_OPTIONS, SAVE_OPTION, FROM_OPTION, WHY_OPTION, JSON_OPTION)
+@with_options(*OUTPUT_OPTIONS, SAVE_OPTION, FROM_OPTION, EXPLAIN_KEYS_OPTION, WHY_OPTION, JSON_OPTION)
 def estimate(
-    output: str | None, save: str | None, force: bool, from_file: tuple[str, ...], why: bool, as_json: bool,
-    **given: Any,
+    output: str | None, save: str | None, force: bool, from_file: tuple[str, ...], explain_keys: bool, why: bool,
+    as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """Each strategy at its best layout, or the layout given."""
     from planner.ask import options
     from planner.decide import estimate_json, strategies
     from planner.views.verdict import answer_text
 
+    if explain_keys:
+        return _explain_keys(from_file, as_json)
     may_write_each(force, from_file, output=output, save=save)
     if from_file:
         return _estimate_from(from_file, given, output, save, why=why, as_json=as_json)
@@ -175,6 +181,20 @@ def estimate(
         found = strategies.answer(question)
     text = estimate_json.as_json(found) if as_json else answer_text(found, terminal_width(), why=tells_all(why))
     return waiting.code(answered(text, found, output, lambda: save_page(save, "answer_page", found)))
+
+
+def _explain_keys(paths: tuple[str, ...], as_json: bool) -> int:
+    """Every key of the files, one by one; nothing is estimated."""
+    from planner.ask import fromfile
+    from planner.ask.fromfile import explained
+    from planner.views.keys import keys_text
+
+    if not paths:
+        raise PlannerError("explain-keys", None, "is of a file, and none is given", "Add --from FILE")
+    found = fromfile.read(*paths)
+    keys = explained.explained(found)
+    say(explained.as_json(found, keys) if as_json else keys_text(found, keys, terminal_width()))
+    return 0
 
 
 def _estimate_from(

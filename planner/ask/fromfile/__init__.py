@@ -69,6 +69,8 @@ def _tables(name: str | os.PathLike[str]) -> list[tuple[str, dict[str, Any]]]:
     """What is given as tables, each with its name: of a file one, of a command line the launcher's and the script's."""
     if isinstance(name, str) and commandline.is_one(name):
         return commandline.tables(name)
+    if Path(name).suffix.lower() == commandline.SUFFIX:
+        return commandline.tables(commandline.of_script(name))
     return [(str(name), files.load(name))]
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.ask.fromfile import files
-from planner.basics.errors import PlannerError
+from planner.basics import reading
+from planner.basics.errors import PlannerError, refusing
 
 NamedTable = tuple[str, dict[str, Any]]
 
@@ -25,6 +26,8 @@ SCRIPTS = ("trl", "llamafactory-cli", "axolotl", "swift")
 JOB_SCRIPT = "run_train.sh"
 """torchtitan's own start, whose variables say what it starts: NGPU, MODULE and CONFIG (torchtitan b5bcd76)."""
 STARTS = (*LAUNCHERS, *SCRIPTS, "python", "python3", JOB_SCRIPT)
+SUFFIX = ".sh"
+"""Of a file that holds one command line."""
 LONGEST = 20_000
 """Characters of a command line."""
 VARIABLE = re.compile(r"[A-Za-z_]\w*=")
@@ -44,6 +47,18 @@ def is_one(text: str) -> bool:
     """Whether a value of --from is a command line, not a file's name."""
     first = next((word for word in text.split() if not VARIABLE.match(word)), "")
     return len(text.split()) > 1 and Path(first).name in STARTS and not os.path.isfile(text)
+
+
+def of_script(path: str | os.PathLike[str]) -> str:
+    """The command line that a file holds, in one line: its comments and line ends are left out (PlannerError)."""
+    with refusing(OSError, "from", path, "cannot be read", "Give a training configuration"):
+        raw = reading.read_bytes(Path(path), LONGEST)
+    lines = raw.decode("utf-8", "replace").replace("\\\n", " ").splitlines()
+    commands = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if len(commands) != 1 or not is_one(commands[0]):
+        rule = "does not hold one command line that trains"
+        raise PlannerError("from", path, rule, f"Known programs: {', '.join(STARTS)}")
+    return commands[0]
 
 
 def tables(text: str) -> list[NamedTable]:

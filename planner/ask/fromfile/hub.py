@@ -72,6 +72,15 @@ def preset_of(name: str, folders: Folders) -> str | None:
     return (owned | known).get(name.lower())
 
 
+def id_of(preset: str, folders: Folders = ()) -> str | None:
+    """An id of the hub, as its owner writes it, that `find` takes for this preset; None where its sources cite none."""
+    if preset not in presets.names("models", folders=folders):
+        return None
+    known = cited(folders)
+    sources = presets.provenance("models", preset, folders=folders).values()
+    return next((hub for one in sources for hub in HUB.findall(one) if known.get(hub.lower()) == preset), None)
+
+
 def cited(folders: Folders) -> dict[str, str]:
     """Preset by the Hub ids, in lower case, of its sources; an id that two presets cite belongs to none."""
     found: dict[str, set[str]] = {}

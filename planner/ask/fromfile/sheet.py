@@ -71,12 +71,13 @@ class Ignored(msgspec.Struct, frozen=True):
 
 class Understood(msgspec.Struct, frozen=True):
     """A file as read. The pseudo-option `engine` lists engines, the truest first, and `alone` names the runtime of
-    a lone device; merge.py finds which runtime that makes."""
+    a lone device; merge.py finds which runtime that makes. `values` has what each key says."""
 
     format: str
     path: str
     lines: tuple[OptionLine, ...]
     ignored: tuple[Ignored, ...]
+    values: dict[str, Any] = {}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -105,6 +106,7 @@ class Sheet:
         # What keys said, here and in a file that this one names: (value, keys, the other's path).
         self._own: dict[str, tuple[Any, tuple[str, ...]]] = {}
         self._theirs: dict[str, tuple[Any, tuple[str, ...], str]] = {}
+        self._included: dict[str, Any] = {}
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -265,6 +267,7 @@ class Sheet:
         if any(line.option == "optimizer" and line.keys for line in other.lines):
             for option in OF_THE_OPTIMIZER:
                 self.merge(option, "optimizer")
+        self._included |= {f"{key}.{one}": value for one, value in other.values.items()}
         for line in other.lines:
             if not line.keys and self.says(line.option) is not None:
                 continue
@@ -309,7 +312,8 @@ class Sheet:
                 self.unmodelled(key, found.why, MOVES[found.kind])
                 if found.norm:
                     self._ignored[key] = msgspec.structs.replace(self._ignored[key], norm=found.norm)
-        return Understood(self.name, self.path, tuple(self._lines), tuple(self._ignored.values()))
+        values = self.data | self._included
+        return Understood(self.name, self.path, tuple(self._lines), tuple(self._ignored.values()), values)
 
 
 def _differ(ours: Any, theirs: Any) -> bool:

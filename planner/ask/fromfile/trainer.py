@@ -90,7 +90,7 @@ ATTENTION = {
 
 def attention(sheet: Sheet, code: str, key: str) -> None:
     """An implementation of attention; where ranks split the model, the engine's own is estimated."""
-    if any(sheet.says(axis) for axis in ("tp", "cp", "pp", "ep")):
+    if any(sheet.says(axis) not in (None, 1) for axis in ("tp", "cp", "pp", "ep")):
         sheet.ignore(key, "an engine that splits the model computes attention in its own way")
     else:
         sheet.means("attention", code, key)
@@ -98,7 +98,7 @@ def attention(sheet: Sheet, code: str, key: str) -> None:
 
 def whole_head(sheet: Sheet) -> bool:
     """Whether each rank has the whole head, as far as the file has said until now."""
-    return not any(sheet.says(axis) for axis in ("tp", "pp"))
+    return all(sheet.says(axis) in (None, 1) for axis in ("tp", "pp"))
 
 
 def liger(sheet: Sheet, key: str) -> None:
