@@ -240,9 +240,11 @@ codes, sums to fp16, and that to bf16 (bitsandbytes 0.50.2, backends/cuda/ops.py
 
 @formula(unit="bytes", source="bitsandbytes 0.50.2, backends/cuda/ops.py, int8_vectorwise_quant and int8_mm_dequant")
 def int8_forward_bytes(inputs: Number, outputs: Number) -> Number:
-    """Memory traffic of LLM.int8's forward beside its products, by elements of inputs and outputs: cast (2 + 2),
-    magnitudes (2 + 2), comparison (2 + 1), any (1), codes (2 + 1); sums of 4 bytes for results of 2, to fp16 (4 + 2),
-    to bf16 (2 + 2)."""
+    """Memory traffic of LLM.int8's forward beside its products, by elements of inputs and outputs.
+
+    Of inputs: cast (2 + 2), magnitudes (2 + 2), comparison (2 + 1), any (1), codes (2 + 1). Of outputs, whose sums have
+    4 bytes: to fp16 (4 + 2), to bf16 (2 + 2).
+    """
     return inputs * 15.0 + outputs * 12.0
 
 

@@ -56,7 +56,7 @@ def int8_element_bytes(in_features: Number) -> Number:
 def int8_quantising_bytes(half: bool) -> Number:
     """Bytes an element of an input while it is quantised, beside its codes: magnitudes in fp16 and which are outliers,
     and an fp16 copy of what is in another format."""
-    return BYTES["fp16"] + 1 + (0 if half else BYTES["fp16"])
+    return BYTES["fp16"] + 1 + BYTES["fp16"] * (1 - half)
 
 
 @formula(
@@ -69,7 +69,7 @@ def int8_product_bytes(half: bool) -> Number:
     Columns of inputs with a value beyond 6 are kept and multiplied once more in 16 bits. They are as many as the data
     have and are not counted: 0.1 % more memory by section 3.2 of the paper (Dettmers et al. 2022).
     """
-    return BYTES["fp32"] + (0 if half else BYTES["fp16"])
+    return BYTES["fp32"] + BYTES["fp16"] * (1 - half)
 
 
 @formula(unit="bytes", source="AutoGPTQ, qlinear_cuda_old.py: 4-bit codes and zeros, fp16 scales, an int32 a row")

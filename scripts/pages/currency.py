@@ -45,7 +45,8 @@ def page() -> str:
         if not one.is_default:
             alike.setdefault(_changes(one), []).append(f"`{one.name}`")
     others = [line for told, ones in alike.items() for line in ("", f"{', '.join(ones)}:", "", *told)]
-    return "\n".join([HEAD, *head, *rows, "", "## What a version changes", *others, "", *_files_of_others(), "", COUNTED, *_counts(), ""])
+    changes = ["", "## What a version changes", *others, ""]
+    return "\n".join([HEAD, *head, *rows, *changes, *_files_of_others(), "", COUNTED, *_counts(), ""])
 
 
 def _files_of_others() -> list[str]:
