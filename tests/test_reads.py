@@ -73,6 +73,7 @@ EXCEPTIONS: dict[str, str] = {
     "executor/worker/weights/weights.py:read": CHECKED,
     "executor/worker/world/limits.py:limit_memory": KERNEL,
     "planner/ask/fromfile/classes.py:classes": PACKAGED,
+    "planner/ask/fromfile/hub.py:_same": PACKAGED,
     "planner/ask/fromfile/torchtitan_jobs.py:registered": PACKAGED,
     "planner/basics/streams.py:prepare": "opens the null device",
     "planner/cli/__init__.py:show_schema": PACKAGED,

@@ -17,6 +17,7 @@ from planner.basics.errors import PlannerError, refusing
 from planner.basics.help_page import PagedCommand, option
 from planner.basics.output import CHOOSE, check_file, check_folder, write_whole
 from planner.basics.quoting import for_shell
+from planner.basics.reading import read_bytes
 from planner.basics.saying import say
 from planner.inventory import parameters
 from planner.spec import ModelSpec
@@ -56,7 +57,7 @@ def import_model(config: Path, output: Path, trusted: bool, images: bool) -> int
         model = read_described(made, str(file))
         with refusing(OSError, "output", output, "cannot be written", CHOOSE):
             output.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(output, made.read_bytes())
+        write_whole(output, read_bytes(made))
     tell(summary(model))
     path = os.path.relpath(output)
     tell(f"wrote {path}")

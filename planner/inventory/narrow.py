@@ -54,8 +54,10 @@ def int8_element_bytes(in_features: Number) -> Number:
     source="bitsandbytes 0.50.2, autograd/_functions.py, MatMul8bitLt, and backends/cuda/ops.py, int8_vectorwise_quant",
 )
 def int8_quantising_bytes(half: bool) -> Number:
-    """Bytes an element of an input while it is quantised, beside its codes: magnitudes in fp16 and which are outliers,
-    and an fp16 copy of what is in another format."""
+    """Bytes an element of an input while it is quantised, beside its codes.
+
+    Magnitudes in fp16 and which are outliers, and an fp16 copy of what is in another format.
+    """
     return BYTES["fp16"] + 1 + BYTES["fp16"] * (1 - half)
 
 
@@ -64,7 +66,7 @@ def int8_quantising_bytes(half: bool) -> Number:
     source="bitsandbytes 0.50.2, backends/cuda/ops.py, int8_linear_matmul and int8_mm_dequant",
 )
 def int8_product_bytes(half: bool) -> Number:
-    """Bytes an element of a result while it is made, beside it: 32-bit sums, and an fp16 one where another is asked.
+    """Bytes an element of a result while it is made, beside it: 32-bit sums, and fp16 ones where others are asked.
 
     Columns of inputs with a value beyond 6 are kept and multiplied once more in 16 bits. They are as many as the data
     have and are not counted: 0.1 % more memory by section 3.2 of the paper (Dettmers et al. 2022).

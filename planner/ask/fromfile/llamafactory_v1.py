@@ -27,6 +27,8 @@ PLAIN = {
     "max_grad_norm": Means("max_grad_norm", "real", 1.0),
     "seed": Means("seed", "whole"),
 }
+ZERO, SHARDED = "deepspeed", "fsdp2"
+"""Values of dist_config.name: its plugins, which are called as what they start."""
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash2"}
 
 
@@ -122,10 +124,10 @@ def _optimizer(sheet: Sheet) -> None:
 def _split(sheet: Sheet) -> None:
     key, kind = "dist_config.name", _name(sheet, "dist_config")
     sheet.ignore("dist_config", OFF)
-    if kind == "deepspeed":
+    if kind == ZERO:
         sheet.ignore(key, "its file says how")
         trainer.deepspeed_section(sheet, "dist_config.config_file")
-    elif kind == "fsdp2":
+    elif kind == SHARDED:
         sheet.means("strategy", "fsdp", key)
         sheet.means("engine", ("fsdp2",), key)
         sheet.means("zero_stage", 3, key, note="weights, gradients and optimizer are sharded")

@@ -32,6 +32,8 @@ PLAIN = {
     "max_grad_norm": Means("max_grad_norm", "real"),
     "seed": Means("seed", "whole"),
 }
+OWN_FSDP = "fsdp2"
+"""Its own file of FSDP's keys, by its name without .json."""
 ATTENTION = trainer.ATTENTION | {"flash_attn": "flash2"}
 
 _BUCKETS = {"allgather_bucket_size": 2e8, "reduce_bucket_size": 2e8, "overlap_comm": False}
@@ -176,7 +178,7 @@ def _split(sheet: Sheet) -> None:
         sheet.ignore("deepspeed", f"{NAME}'s own {word}.json")
         trainer.deepspeed_table(sheet, "deepspeed", DEEPSPEED[word])
     elif sheet.on("fsdp"):
-        if sheet.data["fsdp"] != "fsdp2":
+        if sheet.data["fsdp"] != OWN_FSDP:
             sheet.decides("fsdp", "FSDP's keys are in a file of its own", "Add --strategy fsdp", "strategy")
             return
         sheet.means("strategy", "fsdp", "fsdp")

@@ -111,7 +111,8 @@ def _engine(sheet: Sheet, job: bool) -> None:
     """torchtitan itself, or with its layers and its loss under torch.compile (compile.components, both unless the file
     says otherwise)."""
     key, parts = next((key for key in COMPILE if sheet.flag(key)), None), "compile.components"
-    compiled = sheet.data.get(parts) or ("model", "loss")
+    listed = sheet.data.get(parts)
+    compiled = [str(one) for one in listed] if listed and isinstance(listed, list) else ["model", "loss"]
     pieces = sheet.whole(CHUNKS) if job else None
     version = "@0.3" if pieces is not None and pieces > 1 else ""
     said = () if pieces is None else (CHUNKS,)

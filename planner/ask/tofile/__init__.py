@@ -100,6 +100,8 @@ def said_by(
     for field in FIELDS:
         value = found.get(field)
         if value is None:
+            if field in getattr(kind, "OWN", ()):
+                missing.append(UnsaidField(field, PLANNED_DEFAULT))
             continue
         rows = [(place, part.rows[field]) for place, part in enumerate(parts) if field in part.rows]
         written = [(place, row.write(value, found)) for place, row in rows]
@@ -116,6 +118,10 @@ def said_by(
         if own or field in OF_THE_SCRIPT or (value != rest.get(field) and value != ()):
             missing.append(UnsaidField(field, value))
     return [list(one.values()) for one in lines], tuple(missing)
+
+
+PLANNED_DEFAULT = "as the runtime has it"
+"""Of a field that a plan leaves to its runtime, and a format's own configuration sets."""
 
 
 def _is_said(parts: Sequence[FileOfFormat], written: Sequence[tuple[int, Entries | None]]) -> bool:
