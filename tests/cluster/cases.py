@@ -261,9 +261,13 @@ LONG_ONLY = (
     "zero2-lora-saved-accum2",
     "single-lora-accum2",
     "ddp-small-buckets-accum1",
+    "cp2-zero3-recompute-accum2",
+    "tp2-zero3-accum2",
+    "zero3-lora-accum1",
+    "zero3-offload-accum2",
 )
-"""Of a layout's second number of micro-batches, second method or second size of a bucket: CI has cases of each engine,
-stage and method, and of each engine, stage and number of micro-batches, without them."""
+"""Of a layout's second number of micro-batches, second method, second stage or second size of a bucket: CI has cases of
+each engine and method, and of each stage, without them."""
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:

@@ -15,6 +15,7 @@ from planner.decide.star import TIE
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.long,  # it compares times, for two and a half minutes
     pytest.mark.skipif(unusable() is not None, reason=str(unusable())),
 ]
 

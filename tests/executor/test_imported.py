@@ -225,7 +225,8 @@ def test_every_type_imported_here_is_one_of_transformers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "said"), [(1_000_000_000, "hidden=1000000000: must be from 1"), (0, "cannot build it")]
+    ("size", "said"),
+    [pytest.param(10**9, "hidden=1000000000: must be from 1", marks=pytest.mark.long), (0, "cannot build it")],
 )
 def test_sizes_that_cannot_be_are_refused_with_the_file_that_says_them(
     size: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
