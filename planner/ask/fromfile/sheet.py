@@ -15,6 +15,7 @@ import msgspec
 
 from planner.ask.fromfile.classes import Classes, meaning
 from planner.basics.errors import PlannerError, did_you_mean
+from planner.spec.model import ModelSpec
 
 Effect = Literal["none", "not modelled", "unknown"]
 """What ignoring a key does to the estimate."""
@@ -53,6 +54,11 @@ class OptionLine(msgspec.Struct, frozen=True):
     value: Any
     note: str = ""
     memory: Memory = "same"
+
+
+def said(value: Any) -> Any:
+    """A value as a reader sees it: a model of a file's own sizes by its name."""
+    return value.name if isinstance(value, ModelSpec) else value
 
 
 class Ignored(msgspec.Struct, frozen=True):
