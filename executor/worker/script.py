@@ -13,7 +13,8 @@ import os
 import runpy
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -44,16 +45,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     watch = FirstStepCheck(Path(folder), script)
     sys.argv = [script, *rest]
     sys.path[0] = str(Path(script).parent)  # where Python looks first when it runs a script itself
-    with lastwords.recorded(Path(folder)):
+    with watched(watch):
+        runpy.run_path(script, run_name="__main__")
+    return 0
+
+
+@contextmanager
+def watched(watch: FirstStepCheck) -> Iterator[None]:
+    """Inside, a program that is not ours trains: its process group and its first step are looked at, and its failure,
+    or what it measured, is written down."""
+    with lastwords.recorded(watch.folder):
         after_import(STEPS, watch.start)
         after_import(states.MODULE, partial(states.watch, watch.folder))
         if watch.plan.cluster.gpu.kind == "cpu":
             _on_a_cpu(watch.plan.layout.engine)
-        runpy.run_path(script, run_name="__main__")
+        yield
         watch.ended()
-        if METERING in sys.modules:  # the script has entered the meter
+        if METERING in sys.modules:  # the program has entered the meter
             sys.modules[METERING].conclude(watch.folder)
-    return 0
 
 
 def _on_a_cpu(engine: str) -> None:
@@ -71,8 +80,8 @@ def _on_a_cpu(engine: str) -> None:
 class FirstStepCheck:
     """Looks once, at the first step of any optimizer of torch's kind."""
 
-    def __init__(self, folder: Path, script: str) -> None:
-        self.folder, self.script = folder, script
+    def __init__(self, folder: Path, script: str, option: str = "--script") -> None:
+        self.folder, self.script, self._option = folder, script, option
         self.plan: Plan = read_plan(folder / "plan.json")
         self.stepped = False
         self._handle: Any = None
@@ -86,7 +95,7 @@ class FirstStepCheck:
         self.stepped = True
         found = live(optimizer)
         self._write(found)
-        if (refused := contract.refusal(self.plan.layout, found, self.script)) is not None:
+        if (refused := contract.refusal(self.plan.layout, found, self.script, self._option)) is not None:
             raise refused
 
     def ended(self) -> None:
