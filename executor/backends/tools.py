@@ -143,7 +143,9 @@ class ToolBackend:
         saving: dict[str, Any] = {"save_strategy": "no"}
         if self._save_steps is not None:
             saving = {"save_strategy": "steps", "save_steps": self._save_steps, "save_total_limit": self._keep}
-        shared = {"output_dir": OUTPUT, "max_steps": plan.job.recipe.steps, "logging_steps": 1}
+        shared = {"output_dir": OUTPUT, "max_steps": plan.job.recipe.steps, "logging_steps": 1, "disable_tqdm": True}
+        if plan.layout.engine in launched_by("accelerate"):
+            shared["ddp_find_unused_parameters"] = False  # the Trainer's default walks the graph of every step
         keys = dict(TOOLS[self.name].keys) | shared | saving
         if self.name == "axolotl" and plan.layout.engine in launched_by("deepspeed"):
             keys["deepspeed"] = f"{CONFIG}/deepspeed.json"  # the others find it by a variable

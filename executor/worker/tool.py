@@ -23,6 +23,7 @@ ALONE = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "AXOLOTL_DO_NOT_TRACK": "1",
 }
 """Nothing is fetched, and nobody is told."""
