@@ -62,9 +62,7 @@ def differences(layout: Layout, found: WrappedScript) -> list[str]:
     return []
 
 
-def refusal(
-    layout: Layout, found: WrappedScript, script: str, option: str = "--script"
-) -> AnotherWorld | None:
+def refusal(layout: Layout, found: WrappedScript, script: str, option: str = "--script") -> AnotherWorld | None:
     """The refusal of a script that is another run than the plan's (exit code 4), which `option` named."""
     wrong = differences(layout, found)
     if not wrong:

@@ -72,7 +72,7 @@ def _on_a_cpu(engine: str) -> None:
         after_import(STATE, cpu.let_accelerate_take_a_gpus_path)
         if os.environ.get("RANK", "0") == "0":
             print(
-                f"note: on CPU Accelerate shards nothing and deals out no data; it takes the GPU path for {engine} here",
+                f"note: on CPU Accelerate shards nothing, and shares out no data; it takes {engine}'s GPU path here",
                 flush=True,
             )
 

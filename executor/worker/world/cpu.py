@@ -29,8 +29,8 @@ def let_accelerate_take_a_gpus_path(state: Any) -> None:
 
     # Accelerate 1.15 wraps every model in DDP when its device type is CPU: what FSDP would shard, and one process's own
     # (accelerator.py, prepare_model, MULTI_CPU); beside DeepSpeed it takes each rank for one alone, and gives all of
-    # them the same data (state.py, `self.backend is None`). Told "several devices, over gloo" it takes the path a GPU takes, which
-    # shards, and wraps nothing in a world of one; what is underneath does not care what the device is.
+    # them the same data (state.py, `self.backend is None`). Told "several devices, over gloo" it takes the path a GPU
+    # takes, which shards, and wraps nothing in a world of one; what is underneath does not care what the device is.
     def several_devices(self: Any, *args: Any, **kwargs: Any) -> tuple[str, Any]:
         return "gloo", state.DistributedType.MULTI_GPU
 
