@@ -35,6 +35,7 @@ STEPS = "torch.optim.optimizer"
 STATE = "accelerate.state"
 """Where Accelerate chooses a transport, and with it how a model is wrapped."""
 METERING = "executor.worker.metering"
+ARGUMENTS = "transformers.training_args"
 OPERATIONS = "deepspeed.ops"
 """DeepSpeed's registry of what it compiles."""
 
@@ -68,6 +69,7 @@ def watched(watch: FirstStepCheck) -> Iterator[None]:
 def _on_a_cpu(engine: str) -> None:
     """Let the frameworks that the script imports do what they do on GPUs, and say so: by themselves they would not."""
     after_import(OPERATIONS, cpu.leave_shared_memory_collective_out)
+    after_import(ARGUMENTS, cpu.let_trainer_take_16_bits)
     if launched(engine).forced_to_gpus:
         after_import(STATE, cpu.let_accelerate_take_a_gpus_path)
         if os.environ.get("RANK", "0") == "0":

@@ -37,6 +37,12 @@ def let_accelerate_take_a_gpus_path(state: Any) -> None:
     state.PartialState._prepare_backend = several_devices
 
 
+def let_trainer_take_16_bits(arguments: Any) -> None:
+    """Let Transformers' Trainer, whose module of arguments this is, take bf16, which it refuses where it sees no GPU
+    unless it is told to shard nothing (transformers 5.23, training_args.py, `_validate_args`)."""
+    arguments.is_torch_bf16_gpu_available = lambda: True
+
+
 def leave_shared_memory_collective_out(operations: Any) -> None:
     """Let DeepSpeed, whose module `deepspeed.ops` this is, do without a collective of its own.
 
