@@ -112,8 +112,8 @@ def make_rows(plan: Plan, target: Path) -> None:
 
 def _row(rows: TrainingRows, index: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
     """A row's tokens and labels: the trainer's targets are one further, and the last of them is a token more."""
-    batch = rows.batch([index])
-    inputs, targets = batch.inputs[0].numpy(), batch.targets[0].numpy()
+    batch, length = rows.batch([index]), int(rows.lengths[index])  # which may be padded
+    inputs, targets = batch.inputs[0, :length].numpy(), batch.targets[0, :length].numpy()
     last = targets[-1:][targets[-1:] != IGNORED]
     ids, labels = np.concatenate([inputs, last]), np.concatenate([[IGNORED], targets])
     count = min(len(ids), seq_len)

@@ -5,12 +5,9 @@ Not here: refusals and the files of a run (tests/executor/test_tools.py), or a p
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from itertools import product
 from pathlib import Path
-from random import Random
 
 import pytest
 from cases import FULL, job
