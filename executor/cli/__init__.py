@@ -164,9 +164,7 @@ def executor() -> None:
     "question",
     "--with",
     "tool",
-    often=True,
     type=command.OneOf(list(TOOLS)),
-    default="",
     help="Train with this tool instead of the built-in trainer, from the plan's own files for it.",
 )
 @cli_options.ENV
@@ -203,7 +201,7 @@ def run(
     keep_last: int | None,
     keep_every: int | None,
     script: Path | None,
-    tool: str,
+    tool: str | None,
     env: tuple[str, ...],
     output: Path | None,
     judge: bool,
@@ -261,7 +259,7 @@ def run(
         data=data,
         save_weights=save_weights is not False and not (script or tool),
         script=(str(script), *script_arguments) if script else (),
-        tool=tool,
+        tool=tool or "",
         env=environment.debugging(env) if debug_network else env,
         meet_s=meet_timeout,
         stall_s=stall_timeout,
@@ -341,7 +339,7 @@ def status(folder: Path, as_json: bool) -> int:
 
 
 def _schedule(
-    plan: Plan, tool: str, every: str | None, keep_last: int | None, keep_every: int | None
+    plan: Plan, tool: str | None, every: str | None, keep_last: int | None, keep_every: int | None
 ) -> checkpoint_policy.CheckpointSchedule | None:
     """The schedule of checkpoints; the plan's own advice is a time, which no tool takes."""
     if tool and every is None:

@@ -24,8 +24,8 @@ from executor.worker.model.model import model_config, weight_dtype
 from executor.worker.model.seeds import seed_all
 from planner.spec.plan import Plan
 
-LENGTHS = f"{INPUTS}/lengths.npy"
-"""Tokens of each row, and those of them that the loss is the mean of."""
+LENGTHS = f"{INPUTS}/lengths.int64"
+"""Two numbers a row: its tokens, and those of them that the loss is the mean of."""
 CHUNK = 1024
 """Rows that are written at once."""
 POLL_S = 0.2
@@ -107,7 +107,7 @@ def make_rows(plan: Plan, target: Path) -> None:
             masks = [np.ones(len(one), np.int32) for one in ids]
             writer.write_table(pa.table([pa.array(column, kind) for column in (ids, masks, labels)], schema=schema))
             lengths += [(len(one), int((marks[1:] != IGNORED).sum())) for one, marks in zip(ids, labels, strict=True)]
-    np.save(target / Path(LENGTHS).name, np.array(lengths, np.int64))
+    np.array(lengths, np.int64).tofile(target / Path(LENGTHS).name)
 
 
 def _row(rows: TrainingRows, index: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:

@@ -21,6 +21,7 @@ from executor.folder import alive
 from executor.worker.checkpoints.progress import Reporter, StepMetrics, memory_in_use
 from executor.worker.metering import enter, held
 from executor.worker.toolinputs import LENGTHS
+from planner.basics import reading
 from planner.spec.plan import Plan
 
 MODULE = "transformers.trainer"
@@ -31,7 +32,8 @@ class WatchedTrainer:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan, self._folder = plan, folder
-        self._lengths = np.load(folder / LENGTHS, mmap_mode="r")
+        lengths = reading.read_bytes(folder / LENGTHS, reading.LOG_BYTES)
+        self._lengths = np.frombuffer(lengths, np.int64).reshape(-1, 2)
         self._meter = enter()
         self._loading, self._step, self._phase = ExitStack(), ExitStack(), ExitStack()
         self._loading.enter_context(self._meter.load())

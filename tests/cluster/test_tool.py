@@ -102,19 +102,18 @@ SEED = int(os.environ.get("SEED", "9"))
 def test_every_engine_is_trained_by_trl_under_every_launcher(
     tmp_path: Path, name: str, method: str, launcher: str
 ) -> None:
-    plan, folder = planned(LAYOUTS[name], method, 1 if launcher == "local" or name == "single" else 2), tmp_path / "run"
+    nodes = 2 if launcher == "namespaces" and name != "single" else 1
+    plan, folder = planned(LAYOUTS[name], method, nodes), tmp_path / "run"
     (file := tmp_path / "plan.json").write_bytes(encode_plan(plan))
     words = ["--with", "trl", "--random-weights", "--demo-data", "--checkpoint-every", "4"]
     if launcher == "join":
         written = executor("run", file, *words, "--dry-run", "-o", folder)
         assert ended(written)[0] == 0
-        nodes = range(plan.cluster.nodes)
-        joined = [executor("join", folder, "--node-rank", node, "--master", "127.0.0.1") for node in nodes]
-        ends = [ended(one) for one in joined]
+        code, said = ended(executor("join", folder, "--node-rank", 0))
     else:
         hosts = "loopback" if launcher == "local" else "auto"
-        ends = [ended(executor("run", file, *words, "--run-dir", folder, "--yes", "--hosts", hosts))]
-    assert {code for code, _ in ends} == {0}, ends
+        code, said = ended(executor("run", file, *words, "--run-dir", folder, "--yes", "--hosts", hosts))
+    assert code == 0, said
     assert (folder / "output" / f"checkpoint-{STEPS}").is_dir()
     assert len(rundir.read_losses(folder)) == STEPS
     assert_measured(folder, plan)
