@@ -6,6 +6,9 @@ Not here: what its keys mean.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+STANDING_IN: ContextVar[Mapping[str, bytes]] = ContextVar("standing_in", default={})
+"""Contents of files as they might be, by real path."""
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -20,9 +25,29 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(path)
     if file.suffix.lower() not in SUFFIXES:
         raise PlannerError("from", path, "is not a YAML, JSON or TOML file", f"Known endings: {', '.join(SUFFIXES)}")
+    raw = STANDING_IN.get().get(os.path.realpath(path))
+    return decoded(path, raw_bytes(path) if raw is None else raw)
+
+
+def raw_bytes(path: str | os.PathLike[str]) -> bytes:
+    """A configuration as it is on disk."""
     with refusing(OSError, "from", path, "cannot be read", "Give a training configuration"):
-        raw = reading.read_bytes(file, reading.SETTINGS_BYTES)
-    kind = file.suffix.lower().lstrip(".")
+        return reading.read_bytes(Path(path), reading.SETTINGS_BYTES)
+
+
+@contextmanager
+def standing_in(contents: Mapping[str, bytes]) -> Iterator[None]:
+    """While it lasts files of these real paths have this content, for whoever loads them."""
+    token = STANDING_IN.set(contents)
+    try:
+        yield
+    finally:
+        STANDING_IN.reset(token)
+
+
+def decoded(path: str | os.PathLike[str], raw: bytes) -> dict[str, Any]:
+    """The table that the bytes of a file with that name hold."""
+    kind = Path(path).suffix.lower().lstrip(".")
     try:
         data = _decode(kind, raw)
     except ValueError as error:

@@ -1,0 +1,375 @@
+"""Changes of a person's own configuration files that make the run fit, or faster, or cheaper, each asked again.
+
+A change is one of levers.py, written as keys of the files (planner/ask/tofile/theirs.py); the edited files are read and
+answered like any others, so a figure here is that of `planner estimate --from`. The best is taken until no other gains
+LEAST. Not here: the words (views/fixes.py), or writing the files (planner/cli/fix.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from planner.ask import fromfile, tofile
+from planner.ask.fits import Uncounted
+from planner.ask.fromfile import files, merge
+from planner.ask.fromfile.sheet import OptionLine
+from planner.ask.options import cluster_of
+from planner.ask.question import Pins, Question, limit_bytes
+from planner.ask.tofile.theirs import TheirFile, edited, read_theirs, sayable
+from planner.basics.errors import PlannerError
+from planner.decide import strategies
+from planner.decide.answers import Estimate
+from planner.decide.explanation import chosen
+from planner.decide.levers import WhatIf, changes, predicted
+from planner.engines import engine_of
+from planner.parallelism.case import Case
+from planner.parallelism.rule import broken
+from planner.parallelism.rules import JOB
+from planner.spec import Layout, TrainingJob
+from planner.spec.layout import LIGER
+
+Goal = Literal["fit", "fast", "cheap"]
+LEAST = 0.03
+"""Share of what the goal counts (memory, tokens/s, tokens/s a GPU) that a change gains at least: less is no better than
+the figures are."""
+MOST_STEPS = 12
+TRIED = 6
+"""Candidates that are read and asked in a step, the best predicted first."""
+PAIRED = 4
+"""Faster ones that do not fit, of which each is tried beside everything that saves memory."""
+TRAINING = ("optimizer", "method", "seq_len")
+"""Changes of what is trained that are offered, and only where the run fits in no other way."""
+Field = tuple[str, str]
+"""A field that a change moves: "layout" or "job", and its name."""
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """What the ordinary estimate answers for the files with these texts (by real path; others as they are). `moved`
+    names the fields that differ from the files as they are."""
+
+    texts: dict[str, str]
+    question: Question
+    one: Estimate
+    lines: tuple[OptionLine, ...]
+    moved: frozenset[Field] = frozenset()
+
+    @property
+    def device_bytes(self) -> float:
+        """On the card."""
+        return float(self.one.memory.device_bytes)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of all GPUs; None where no time is known."""
+        speed = self.one.throughput.tokens_per_s
+        return None if speed is None else float(speed)
+
+    @property
+    def gpus(self) -> int:
+        """Ranks of the layout."""
+        return self.one.case.layout.world_size
+
+    @property
+    def fits(self) -> bool:
+        """On the cards and hosts, or perhaps, where something that takes memory away is not counted."""
+        return self.one.fits or self.question.uncounted.may_fit
+
+
+class FixHunk(msgspec.Struct, frozen=True):
+    """One change by itself: the files with it and nothing else, and what they are then. `options` has the planner's
+    names with the values before and after."""
+
+    alone: Trial
+    options: dict[str, tuple[Any, Any]]
+    same_training: bool
+
+
+class FixedFiles(msgspec.Struct, frozen=True):
+    """The answer: the files as they are, the hunks in order of worth, and all of them together."""
+
+    goal: Goal
+    theirs: tuple[TheirFile, ...]
+    before: Trial
+    after: Trial
+    hunks: tuple[FixHunk, ...]
+
+
+def fixed_files(paths: Sequence[str], given: Mapping[str, Any], goal: Goal) -> FixedFiles:
+    """What to change in the files for a goal (PlannerError where they cannot be read, or edited)."""
+    theirs = read_theirs(paths)
+    asking = _Asking(theirs, given, goal)
+    steps = asking.steps()
+    hunks = asking.hunks(steps)
+    moved = frozenset[Field]().union(*(hunk.alone.moved for hunk in hunks))
+    after = asking.of_fields(moved, asking.reached) if hunks else asking.base
+    assert after is not None  # the last check of the hunks has asked it
+    return FixedFiles(goal, theirs, asking.base, after, hunks)
+
+
+class _Asking:
+    """The files, the question beside them, and what has been asked of them until now."""
+
+    def __init__(self, theirs: tuple[TheirFile, ...], given: Mapping[str, Any], goal: Goal) -> None:
+        self.theirs, self.given, self.goal = theirs, given, goal
+        self.answers: dict[tuple[tuple[str, str], ...], Trial | None] = {}
+        self.base = self.asked({})
+        self.reached = self.base
+        if goal != "fit" and self.base.fits and self.base.tokens_per_s is None:
+            known = f"{self.base.one.case.cluster.gpu.name} has no time that is known"
+            raise PlannerError("goal", goal, f"needs a predicted time, and {known}", "Use --goal fit")
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    def asked(self, texts: Mapping[str, str]) -> Trial:
+        """The ordinary estimate of the files with other texts (PlannerError)."""
+        contents = {one.real: one.raw for one in self.theirs} | {path: text.encode() for path, text in texts.items()}
+        with files.standing_in(contents):
+            read = merge.merged(fromfile.read(*(one.path for one in self.theirs)), self.given)
+            question = merge.question_of(read)
+            return Trial(dict(texts), question, chosen(strategies.answer(question)), read.found.lines)
+
+    def of(self, wanted: Case) -> Trial | None:
+        """The files edited to mean a case; None where they cannot, or mean something else then."""
+        base = self.base.one.case
+        try:
+            texts = edited(self.theirs, tofile.values(base), tofile.values(wanted), self.base.lines)
+            key = tuple(sorted(texts.items()))
+            if key not in self.answers:
+                self.answers[key] = self.asked(texts) if texts else None
+        except PlannerError:
+            return None
+        found = self.answers[key]
+        if found is None or not _means(found, wanted, self.base.question.uncounted):
+            return None
+        return replace(found, moved=_apart(base, wanted))
+
+    def of_fields(self, fields: Iterable[Field], source: Trial) -> Trial | None:
+        """The files with these fields as another trial has them."""
+        case, other = self.base.one.case, source.one.case
+        named = {part: {name: getattr(getattr(other, part), name) for kind, name in fields if kind == part}
+                 for part in ("layout", "job")}  # fmt: skip
+        cluster = other.cluster if source.gpus != self.base.gpus and ("layout", "grad_accum") in fields else case.cluster
+        return self.of(
+            Case(case.model, replace(case.job, **named["job"]), replace(case.layout, **named["layout"]), cluster, case.runtime)
+        )
+
+    # -- the search ------------------------------------------------------------------------------------------------
+
+    def steps(self) -> list[frozenset[Field]]:
+        """The best change again and again; each by the fields that it moved."""
+        found: list[frozenset[Field]] = []
+        training = False
+        while len(found) < MOST_STEPS and not (self.reached.fits and self.goal == "fit"):
+            better = self.best(training=training)
+            if better is not None:
+                found.append(_apart(self.reached.one.case, better.one.case))
+                self.reached = better
+            elif self.reached.fits or training:
+                break
+            else:
+                training = True
+        return found
+
+    def best(self, *, training: bool) -> Trial | None:
+        """The next change, where one gains enough."""
+        now = self.reached
+        seen = [(self.worth(now, then), case) for case, then in self.predictions(now, training=training)]
+        seen = sorted((pair for pair in seen if pair[0] > 0), key=lambda pair: -pair[0])
+        for _, case in seen[:TRIED]:
+            trial = self.of(case)
+            if trial is not None and self.worth(now, trial) > 0:
+                return trial
+        return None
+
+    def predictions(self, now: Trial, *, training: bool) -> Iterator[tuple[Case, WhatIf | Trial]]:
+        """Cases a change away that the files can say, with their figures; of those that are faster and do not fit, with
+        a second change that saves memory."""
+        case, known = now.one.case, now.question.calibration
+        singles = [(one, predicted(one, known)) for one in self.near(case, training=training)]
+        yield from singles
+        yield from self.on_half(now)
+        if not now.fits:
+            return
+        larger = [(one, then) for one, then in singles if not _holds(now, then) and _gain(now, then) > LEAST]
+        smaller = [one for one, then in singles if then.memory.device_bytes < (1 - LEAST) * now.device_bytes]
+        for one, _ in sorted(larger, key=lambda pair: -_gain(now, pair[1]))[:PAIRED]:
+            for other in smaller:
+                if not _apart(case, one) & _apart(case, other):
+                    both = _with(one, case, other)
+                    if broken(both, (*JOB, *engine_of(both.layout.engine).rules)) is None:
+                        yield both, predicted(both, known)
+
+    def near(self, case: Case, *, training: bool) -> Iterator[Case]:
+        """Legal cases a change away that the files can say, of the same training unless told otherwise."""
+        able = sayable(self.theirs, tofile.values(case))
+        for options, job, layout in (*changes(case), *_compounds(case)):
+            same = job == case.job and layout.global_batch_size == case.layout.global_batch_size
+            if not set(options) <= able or not (same or (training and set(options) <= set(TRAINING))):
+                continue
+            other = Case(case.model, job, layout, case.cluster, case.runtime)
+            if broken(other, (*JOB, *engine_of(layout.engine).rules)) is None:
+                yield other
+
+    def on_half(self, now: Trial) -> Iterator[tuple[Case, Trial]]:
+        """The same sequences a step on half of the GPUs, where files say how many there are."""
+        case, layout = now.one.case, now.one.case.layout
+        axis = "dp_replicate" if layout.dp_replicate > 1 else "dp_shard"
+        said = any(line.option == "gpus" for line in now.lines)
+        if self.goal != "cheap" or not said or not now.fits or getattr(layout, axis) % 2:
+            return
+        fewer = {**self.given, "gpus": str(now.gpus // 2), "nodes": None}
+        cluster = cluster_of({"cluster": None, **fewer}, now.question.folders)
+        other = replace(layout, **{axis: getattr(layout, axis) // 2}, grad_accum=layout.grad_accum * 2)
+        half = Case(case.model, case.job, other, cluster, case.runtime)
+        trial = self.of(half)
+        if trial is not None:
+            yield half, trial
+
+    def worth(self, now: Trial, then: WhatIf | Trial) -> float:
+        """What a change gains for the goal: 0 where it is less than LEAST, or does not fit while this does."""
+        holds, gain = _holds(now, then), _gain(now, then)
+        if now.fits:
+            if self.goal == "cheap":
+                gain = (1 + gain) * now.gpus / _ranks(then) - 1
+            return gain if holds and gain >= LEAST else 0.0
+        if holds:
+            return 1e6 * (1 + gain)
+        saved = 1 - float(then.memory.device_bytes if isinstance(then, WhatIf) else then.device_bytes) / now.device_bytes
+        return saved / (LEAST + max(0.0, -gain)) if saved >= LEAST else 0.0
+
+    # -- hunks -----------------------------------------------------------------------------------------------------
+
+    def hunks(self, steps: Sequence[frozenset[Field]]) -> tuple[FixHunk, ...]:
+        """The steps as changes that stand alone, without those that the others make needless."""
+        groups = self.needed(_joined(steps))
+        place = 0
+        while place < len(groups):
+            others = [group for group in groups if group is not groups[place]]
+            if self.stands_alone(groups[place]) or not others:
+                place += 1
+                continue
+            joined = [groups[place] | other for other in others]
+            partner = next((at for at, group in enumerate(joined) if self.stands_alone(group)), 0)
+            groups = [joined[partner], *(group for at, group in enumerate(others) if at != partner)]
+            place = 0
+        trials = [(group, self.of_fields(group, self.reached)) for group in groups]
+        found = [self.hunk(trial) for _, trial in trials if trial is not None]
+        return tuple(sorted(found, key=lambda hunk: -self.value(hunk.alone)))
+
+    def needed(self, groups: list[frozenset[Field]]) -> list[frozenset[Field]]:
+        """Without groups that the goal does not need once the others are there."""
+        for group in list(groups):
+            rest = frozenset[Field]().union(*(other for other in groups if other is not group))
+            without = self.of_fields(rest, self.reached) if rest else None
+            if without is None or (self.reached.fits and not without.fits):
+                continue
+            kept = self.value(without) >= self.value(self.reached) - (0 if self.goal == "fit" else LEAST / 3)
+            if kept and len(groups) > 1:
+                groups = [other for other in groups if other is not group]
+                self.reached = without
+        return groups
+
+    def stands_alone(self, group: frozenset[Field]) -> bool:
+        """Whether a change may be made without the others: it can be said, and fits where the files as they are do."""
+        trial = self.of_fields(group, self.reached)
+        if trial is None:
+            return False
+        return not self.base.fits or (trial.fits and self.value(trial) > 0)
+
+    def value(self, trial: Trial) -> float:
+        """What a trial is worth beside the files as they are, by the goal; memory where they do not fit."""
+        if not self.base.fits or self.goal == "fit":
+            return 1 - trial.device_bytes / self.base.device_bytes
+        gain = _gain(self.base, trial)
+        return (1 + gain) * self.base.gpus / trial.gpus - 1 if self.goal == "cheap" else gain
+
+    def hunk(self, trial: Trial) -> FixHunk:
+        """A change with the planner's names for what it moves."""
+        before, after = (tofile.values(one.one.case) for one in (self.base, trial))
+        moved = {name: (before.get(name), after.get(name)) for name in SHOWN if before.get(name) != after.get(name)}
+        same = not any(part == "job" for part, _ in trial.moved)
+        return FixHunk(trial, moved, same)
+
+
+SHOWN = (
+    "gpus", "nodes", "engine", "zero_stage", "dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "cp_method",
+    "micro_batch_size", "grad_accum", "recompute", "reshard_after_forward", "offload_optimizer", "offload_params",
+    "offload_activations", "loss", "liger", "attention", "experts", "compile", "ddp_bucket_bytes",
+    "reduce_bucket_elements", "allgather_bucket_elements", "zero3_prefetch_elements", "zero3_persistence_elements",
+    "zero3_max_live_elements", "zero3_max_reuse_elements", "zero_secondary_shard", "overlap_comm", "pp_schedule",
+    "virtual_stages", "optimizer_implementation", "paged_states", "optimizer", "method", "seq_len",
+)  # fmt: skip
+"""Fields that a hunk is told by."""
+
+
+def _compounds(case: Case) -> Iterator[tuple[dict[str, str], TrainingJob, Layout]]:
+    """Fields that some files have one key for."""
+    layout = case.layout
+    fused = {"liger": ",".join(LIGER), "loss": "fused"}
+    if layout.liger:
+        yield dict.fromkeys(fused, ""), case.job, replace(layout, liger=(), loss="whole")
+    else:
+        yield fused, case.job, replace(layout, liger=LIGER, loss="fused")
+    host = not layout.offload_params
+    both = {"offload_optimizer": host, "offload_params": host}
+    yield {name: str(host).lower() for name in both}, case.job, replace(layout, **both)
+
+
+def _with(case: Case, base: Case, other: Case) -> Case:
+    """A case with what another changed of the base."""
+    parts: dict[str, dict[str, Any]] = {"layout": {}, "job": {}}
+    for part, name in _apart(base, other):
+        parts[part][name] = getattr(getattr(other, part), name)
+    return Case(case.model, replace(case.job, **parts["job"]), replace(case.layout, **parts["layout"]), case.cluster, case.runtime)
+
+
+def _apart(case: Case, other: Case) -> frozenset[Field]:
+    """The fields in which two cases differ."""
+    return frozenset(
+        (part, name)
+        for part, kind in (("layout", Layout), ("job", TrainingJob))
+        for name in kind.__struct_fields__
+        if getattr(getattr(case, part), name) != getattr(getattr(other, part), name)
+    )
+
+
+def _joined(steps: Iterable[frozenset[Field]]) -> list[frozenset[Field]]:
+    """Steps that moved the same field are one."""
+    found: list[frozenset[Field]] = []
+    for step in steps:
+        touching = [group for group in found if group & step]
+        found = [group for group in found if not group & step] + [step.union(*touching)]
+    return found
+
+
+SEARCHED = tuple(name for name in Pins.__struct_fields__ if name in Layout.__struct_fields__)
+"""Fields that a search fills in where a file leaves them open."""
+
+
+def _means(found: Trial, wanted: Case, uncounted: Uncounted) -> bool:
+    """Whether edited files mean the case: its job, and in its layout everything that was to change or is searched."""
+    case, now = found.one.case, found.question.uncounted
+    counted = set(now.more) <= set(uncounted.more) and set(now.less) <= set(uncounted.less)
+    searched = all(getattr(case.layout, name) == getattr(wanted.layout, name) for name in SEARCHED)
+    return counted and searched and case.job == wanted.job and case.layout.world_size == wanted.layout.world_size
+
+
+def _holds(now: Trial, then: WhatIf | Trial) -> bool:
+    if isinstance(then, Trial):
+        return then.fits
+    limit = limit_bytes(now.question, then.case)
+    return then.memory.device_bytes <= limit and then.memory.host_fits is not False
+
+
+def _gain(now: Trial, then: WhatIf | Trial) -> float:
+    """Share of tokens/s won; 0 where a time is unknown."""
+    speed = then.tokens_per_s if isinstance(then, Trial) else then.throughput.tokens_per_s
+    return 0.0 if speed is None or not now.tokens_per_s else float(speed) / now.tokens_per_s - 1
+
+
+def _ranks(then: WhatIf | Trial) -> int:
+    return then.gpus if isinstance(then, Trial) else then.case.layout.world_size
