@@ -8,7 +8,7 @@ LEAST. Not here: the words (views/fixes.py), or writing the files (planner/cli/f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -39,8 +39,8 @@ the figures are."""
 MOST_STEPS = 12
 TRIED = 6
 """Candidates that are read and asked in a step, the best predicted first."""
-PAIRED = 4
-"""Faster ones that do not fit, of which each is tried beside everything that saves memory."""
+PAIRS = 8
+"""Pairs of a faster one that does not fit and one that saves memory that are predicted, the most promising first."""
 TRAINING = ("optimizer", "method", "seq_len")
 """Changes of what is trained that are offered, and only where the run fits in no other way."""
 Field = tuple[str, str]
@@ -77,6 +77,14 @@ class Trial(msgspec.Struct, frozen=True):
     def fits(self) -> bool:
         """On the cards and hosts, or perhaps, where something that takes memory away is not counted."""
         return self.one.fits or self.question.uncounted.may_fit
+
+
+class Predicted(NamedTuple):
+    """A case that the files can say, with its figures; `parts` are the fields of the two changes that it is made of."""
+
+    case: Case
+    then: WhatIf | Trial
+    parts: tuple[frozenset[Field], ...] = ()
 
 
 class FixHunk(msgspec.Struct, frozen=True):
@@ -116,8 +124,9 @@ class _Asking:
     def __init__(self, theirs: tuple[TheirFile, ...], given: Mapping[str, Any], goal: Goal) -> None:
         self.theirs, self.given, self.goal = theirs, given, goal
         self.answers: dict[tuple[tuple[str, str], ...], Trial | None] = {}
-        self.base = self.asked({})
-        self.reached = self.base
+        self.base = self.reached = self.asked({})
+        named = next((line.value for line in self.base.lines if line.option == "model"), None)
+        self.given = {**given, "model": named} if named else given  # found by its id once
         if goal != "fit" and self.base.fits and self.base.tokens_per_s is None:
             known = f"{self.base.one.case.cluster.gpu.name} has no time that is known"
             raise PlannerError("goal", goal, f"needs a predicted time, and {known}", "Use --goal fit")
@@ -166,42 +175,47 @@ class _Asking:
         while len(found) < MOST_STEPS and not (self.reached.fits and self.goal == "fit"):
             better = self.best(training=training)
             if better is not None:
-                found.append(_apart(self.reached.one.case, better.one.case))
-                self.reached = better
+                found += better
             elif self.reached.fits or training:
                 break
             else:
                 training = True
         return found
 
-    def best(self, *, training: bool) -> Trial | None:
-        """The next change, where one gains enough."""
-        now = self.reached
-        seen = [(self.worth(now, then), case) for case, then in self.predictions(now, training=training)]
+    def best(self, *, training: bool) -> tuple[frozenset[Field], ...] | None:
+        """The next change, made of one or two, where one gains enough."""
+        now, case = self.reached, self.reached.one.case
+        seen = [(self.worth(now, one.then), one) for one in self.predictions(now, training=training)]
         seen = sorted((pair for pair in seen if pair[0] > 0), key=lambda pair: -pair[0])
-        for _, case in seen[:TRIED]:
-            trial = self.of(case)
+        for _, one in seen[:TRIED]:
+            trial = self.of(one.case)
             if trial is not None and self.worth(now, trial) > 0:
-                return trial
+                self.reached = trial
+                return one.parts or (_apart(case, one.case),)
         return None
 
-    def predictions(self, now: Trial, *, training: bool) -> Iterator[tuple[Case, WhatIf | Trial]]:
-        """Cases a change away that the files can say, with their figures; of those that are faster and do not fit, with
-        a second change that saves memory."""
+    def predictions(self, now: Trial, *, training: bool) -> Iterator[Predicted]:
+        """Cases a change away that the files can say; of those that are faster and do not fit, with a second change
+        that saves memory."""
         case, known = now.one.case, now.question.calibration
-        singles = [(one, predicted(one, known)) for one in self.near(case, training=training)]
+        singles = [Predicted(one, predicted(one, known)) for one in self.near(case, training=training)]
         yield from singles
         yield from self.on_half(now)
-        if not now.fits:
+        if not now.fits or self.goal == "fit":
             return
-        larger = [(one, then) for one, then in singles if not _holds(now, then) and _gain(now, then) > LEAST]
-        smaller = [one for one, then in singles if then.memory.device_bytes < (1 - LEAST) * now.device_bytes]
-        for one, _ in sorted(larger, key=lambda pair: -_gain(now, pair[1]))[:PAIRED]:
-            for other in smaller:
-                if not _apart(case, one) & _apart(case, other):
-                    both = _with(one, case, other)
-                    if broken(both, (*JOB, *engine_of(both.layout.engine).rules)) is None:
-                        yield both, predicted(both, known)
+        pairs = []
+        for one in singles:
+            larger = float(one.then.memory.device_bytes) - now.device_bytes
+            for other in singles if larger > 0 and not _holds(now, one.then) and _gain(now, one.then) > LEAST else ():
+                saved = now.device_bytes - float(other.then.memory.device_bytes)
+                faster = (1 + _gain(now, one.then)) * (1 + _gain(now, other.then)) - 1
+                parts = _apart(case, one.case), _apart(case, other.case)
+                if saved > LEAST * now.device_bytes and faster > LEAST and not parts[0] & parts[1]:
+                    pairs.append((larger - saved > limit_bytes(now.question, case) - now.device_bytes, -faster,
+                                  _with(one.case, case, other.case), parts))  # fmt: skip
+        for _, _, both, parts in sorted(pairs, key=lambda pair: pair[:2])[:PAIRS]:
+            if _legal(both):
+                yield Predicted(both, predicted(both, known), parts)
 
     def near(self, case: Case, *, training: bool) -> Iterator[Case]:
         """Legal cases a change away that the files can say, of the same training unless told otherwise."""
@@ -211,10 +225,10 @@ class _Asking:
             if not set(options) <= able or not (same or (training and set(options) <= set(TRAINING))):
                 continue
             other = Case(case.model, job, layout, case.cluster, case.runtime)
-            if broken(other, (*JOB, *engine_of(layout.engine).rules)) is None:
+            if _legal(other):
                 yield other
 
-    def on_half(self, now: Trial) -> Iterator[tuple[Case, Trial]]:
+    def on_half(self, now: Trial) -> Iterator[Predicted]:
         """The same sequences a step on half of the GPUs, where files say how many there are."""
         case, layout = now.one.case, now.one.case.layout
         axis = "dp_replicate" if layout.dp_replicate > 1 else "dp_shard"
@@ -227,7 +241,7 @@ class _Asking:
         half = Case(case.model, case.job, other, cluster, case.runtime)
         trial = self.of(half)
         if trial is not None:
-            yield half, trial
+            yield Predicted(half, trial)
 
     def worth(self, now: Trial, then: WhatIf | Trial) -> float:
         """What a change gains for the goal: 0 where it is less than LEAST, or does not fit while this does."""
@@ -317,6 +331,10 @@ def _compounds(case: Case) -> Iterator[tuple[dict[str, str], TrainingJob, Layout
     host = not layout.offload_params
     both = {"offload_optimizer": host, "offload_params": host}
     yield {name: str(host).lower() for name in both}, case.job, replace(layout, **both)
+
+
+def _legal(case: Case) -> bool:
+    return broken(case, (*JOB, *engine_of(case.layout.engine).rules)) is None
 
 
 def _with(case: Case, base: Case, other: Case) -> Case:

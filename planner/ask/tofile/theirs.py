@@ -84,6 +84,8 @@ def _changed_keys(
 ) -> Keys:
     keys: Keys = {}
     for field, row in _rows(one, theirs, before).items():
+        if field == "model":
+            continue
         other = before.get(field) != after.get(field)
         was, new = (_entries(field, row, values) for values in (before, after))
         for key in (*new, *(key for key in was if key not in new)):
