@@ -24,12 +24,13 @@ from planner.basics.errors import PlannerError
 from planner.decide import strategies
 from planner.decide.answers import Estimate
 from planner.decide.explanation import chosen
-from planner.decide.levers import WhatIf, changes, predicted
+from planner.decide.levers import Change, WhatIf, changes, predicted
 from planner.engines import engine_of
 from planner.parallelism.case import Case
 from planner.parallelism.rule import broken
 from planner.parallelism.rules import JOB
 from planner.spec import Layout, TrainingJob
+from planner.spec.engines import ENGINES
 from planner.spec.layout import LIGER
 
 Goal = Literal["fit", "fast", "cheap"]
@@ -41,26 +42,33 @@ TRIED = 6
 """Candidates that are read and asked in a step, the best predicted first."""
 PAIRS = 8
 """Pairs of a faster one that does not fit and one that saves memory that are predicted, the most promising first."""
-TRAINING = ("optimizer", "method", "seq_len")
-"""Changes of what is trained that are offered, and only where the run fits in no other way."""
+TRAINING = (("engine", "precision"), ("optimizer",), ("method",), ("seq_len",))
+"""Changes of what is trained that are offered, one kind after the other where the run fits in no other way."""
+SHARDING = "fsdp2"
 Field = tuple[str, str]
 """A field that a change moves: "layout" or "job", and its name."""
 
 
 class Trial(msgspec.Struct, frozen=True):
     """What the ordinary estimate answers for the files with these texts (by real path; others as they are). `moved`
-    names the fields that differ from the files as they are."""
+    names the fields that differ from the files as they are, `named` the files that these name and that are read too."""
 
     texts: dict[str, str]
     question: Question
     one: Estimate
     lines: tuple[OptionLine, ...]
+    named: tuple[str, ...] = ()
     moved: frozenset[Field] = frozenset()
 
     @property
     def device_bytes(self) -> float:
         """On the card."""
         return float(self.one.memory.device_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """On the cards and hosts, or perhaps, where something that takes memory away is not counted."""
+        return self.one.fits or self.question.uncounted.may_fit
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -73,11 +81,6 @@ class Trial(msgspec.Struct, frozen=True):
         """Ranks of the layout."""
         return self.one.case.layout.world_size
 
-    @property
-    def fits(self) -> bool:
-        """On the cards and hosts, or perhaps, where something that takes memory away is not counted."""
-        return self.one.fits or self.question.uncounted.may_fit
-
 
 class Predicted(NamedTuple):
     """A case that the files can say, with its figures; `parts` are the fields of the two changes that it is made of."""
@@ -88,10 +91,11 @@ class Predicted(NamedTuple):
 
 
 class FixHunk(msgspec.Struct, frozen=True):
-    """One change by itself: the files with it and nothing else, and what they are then. `options` has the planner's
-    names with the values before and after."""
+    """One change: `alone` are the files with it and nothing else, and what they are then; `together` has the texts of
+    those that change with it and all hunks before it. `options` has the planner's names with both values."""
 
     alone: Trial
+    together: dict[str, str]
     options: dict[str, tuple[Any, Any]]
     same_training: bool
 
@@ -110,12 +114,8 @@ def fixed_files(paths: Sequence[str], given: Mapping[str, Any], goal: Goal) -> F
     """What to change in the files for a goal (PlannerError where they cannot be read, or edited)."""
     theirs = read_theirs(paths)
     asking = _Asking(theirs, given, goal)
-    steps = asking.steps()
-    hunks = asking.hunks(steps)
-    moved = frozenset[Field]().union(*(hunk.alone.moved for hunk in hunks))
-    after = asking.of_fields(moved, asking.reached) if hunks else asking.base
-    assert after is not None  # the last check of the hunks has asked it
-    return FixedFiles(goal, theirs, asking.base, after, hunks)
+    hunks = asking.hunks(asking.steps())
+    return FixedFiles(goal, theirs, asking.base, asking.reached if hunks else asking.base, hunks)
 
 
 class _Asking:
@@ -136,56 +136,59 @@ class _Asking:
     def asked(self, texts: Mapping[str, str]) -> Trial:
         """The ordinary estimate of the files with other texts (PlannerError)."""
         contents = {one.real: one.raw for one in self.theirs} | {path: text.encode() for path, text in texts.items()}
-        with files.standing_in(contents):
+        with files.standing_in(contents) as stand_ins:
             read = merge.merged(fromfile.read(*(one.path for one in self.theirs)), self.given)
             question = merge.question_of(read)
-            return Trial(dict(texts), question, chosen(strategies.answer(question)), read.found.lines)
+            one = chosen(strategies.answer(question))
+            return Trial(dict(texts), question, one, read.found.lines, tuple(dict.fromkeys(stand_ins.others)))
 
     def of(self, wanted: Case) -> Trial | None:
         """The files edited to mean a case; None where they cannot, or mean something else then."""
-        base = self.base.one.case
+        moved = _apart(self.base.one.case, wanted)
         try:
-            texts = edited(self.theirs, tofile.values(base), tofile.values(wanted), self.base.lines)
+            texts = self.texts(wanted)
             key = tuple(sorted(texts.items()))
             if key not in self.answers:
                 self.answers[key] = self.asked(texts) if texts else None
         except PlannerError:
             return None
         found = self.answers[key]
-        if found is None or not _means(found, wanted, self.base.question.uncounted):
+        if found is None or not _means(found, wanted, moved, self.base.question.uncounted):
             return None
-        return replace(found, moved=_apart(base, wanted))
+        return replace(found, moved=moved)
 
-    def of_fields(self, fields: Iterable[Field], source: Trial) -> Trial | None:
-        """The files with these fields as another trial has them."""
-        case, other = self.base.one.case, source.one.case
-        named = {part: {name: getattr(getattr(other, part), name) for kind, name in fields if kind == part}
-                 for part in ("layout", "job")}  # fmt: skip
-        cluster = other.cluster if source.gpus != self.base.gpus and ("layout", "grad_accum") in fields else case.cluster
-        return self.of(
-            Case(case.model, replace(case.job, **named["job"]), replace(case.layout, **named["layout"]), cluster, case.runtime)
-        )
+    def texts(self, wanted: Case) -> dict[str, str]:
+        """The texts that differ, by real path (PlannerError)."""
+        return edited(self.theirs, tofile.values(self.base.one.case), tofile.values(wanted), self.base.lines)
+
+    def case_of(self, fields: Iterable[Field]) -> Case:
+        """The files' own case with these fields as the search left them."""
+        base, reached = self.base.one.case, self.reached.one.case
+        case = _moved(base, reached, fields)
+        shrunk = case.layout.world_size != base.layout.world_size
+        return Case(case.model, case.job, case.layout, reached.cluster if shrunk else base.cluster, case.runtime)
 
     # -- the search ------------------------------------------------------------------------------------------------
 
     def steps(self) -> list[frozenset[Field]]:
         """The best change again and again; each by the fields that it moved."""
         found: list[frozenset[Field]] = []
-        training = False
-        while len(found) < MOST_STEPS and not (self.reached.fits and self.goal == "fit"):
-            better = self.best(training=training)
+        kinds = iter(((), *TRAINING, None))
+        training = next(kinds)
+        while training is not None and len(found) < MOST_STEPS and not (self.reached.fits and self.goal == "fit"):
+            better = self.best(training)
             if better is not None:
                 found += better
-            elif self.reached.fits or training:
+            elif self.reached.fits:
                 break
             else:
-                training = True
+                training = next(kinds)
         return found
 
-    def best(self, *, training: bool) -> tuple[frozenset[Field], ...] | None:
+    def best(self, training: tuple[str, ...]) -> tuple[frozenset[Field], ...] | None:
         """The next change, made of one or two, where one gains enough."""
         now, case = self.reached, self.reached.one.case
-        seen = [(self.worth(now, one.then), one) for one in self.predictions(now, training=training)]
+        seen = [(self.worth(now, one.then), one) for one in self.predictions(now, training)]
         seen = sorted((pair for pair in seen if pair[0] > 0), key=lambda pair: -pair[0])
         for _, one in seen[:TRIED]:
             trial = self.of(one.case)
@@ -194,37 +197,38 @@ class _Asking:
                 return one.parts or (_apart(case, one.case),)
         return None
 
-    def predictions(self, now: Trial, *, training: bool) -> Iterator[Predicted]:
+    def predictions(self, now: Trial, training: tuple[str, ...]) -> Iterator[Predicted]:
         """Cases a change away that the files can say; of those that are faster and do not fit, with a second change
         that saves memory."""
         case, known = now.one.case, now.question.calibration
-        singles = [Predicted(one, predicted(one, known)) for one in self.near(case, training=training)]
+        singles = [Predicted(one, predicted(one, known)) for one in self.near(case, training)]
         yield from singles
         yield from self.on_half(now)
         if not now.fits or self.goal == "fit":
             return
         pairs = []
         for one in singles:
-            larger = float(one.then.memory.device_bytes) - now.device_bytes
+            larger = _bytes(one.then) - now.device_bytes
             for other in singles if larger > 0 and not _holds(now, one.then) and _gain(now, one.then) > LEAST else ():
-                saved = now.device_bytes - float(other.then.memory.device_bytes)
+                saved = now.device_bytes - _bytes(other.then)
                 faster = (1 + _gain(now, one.then)) * (1 + _gain(now, other.then)) - 1
                 parts = _apart(case, one.case), _apart(case, other.case)
                 if saved > LEAST * now.device_bytes and faster > LEAST and not parts[0] & parts[1]:
                     pairs.append((larger - saved > limit_bytes(now.question, case) - now.device_bytes, -faster,
-                                  _with(one.case, case, other.case), parts))  # fmt: skip
+                                  _moved(one.case, other.case, parts[1]), parts))  # fmt: skip
         for _, _, both, parts in sorted(pairs, key=lambda pair: pair[:2])[:PAIRS]:
             if _legal(both):
                 yield Predicted(both, predicted(both, known), parts)
 
-    def near(self, case: Case, *, training: bool) -> Iterator[Case]:
-        """Legal cases a change away that the files can say, of the same training unless told otherwise."""
+    def near(self, case: Case, training: tuple[str, ...]) -> Iterator[Case]:
+        """Legal cases a change away that the files can say, of the same training but for one kind of change."""
         able = sayable(self.theirs, tofile.values(case))
-        for options, job, layout in (*changes(case), *_compounds(case)):
+        for options, job, layout in (*changes(case), *_compounds(case), *_sharded(case)):
             same = job == case.job and layout.global_batch_size == case.layout.global_batch_size
-            if not set(options) <= able or not (same or (training and set(options) <= set(TRAINING))):
+            if not set(options) <= able or not (same or set(options) <= set(training)):
                 continue
-            other = Case(case.model, job, layout, case.cluster, case.runtime)
+            runtime = self.base.question.runtime(layout.engine)
+            other = Case(case.model, job, layout, case.cluster, runtime)
             if _legal(other):
                 yield other
 
@@ -252,7 +256,9 @@ class _Asking:
             return gain if holds and gain >= LEAST else 0.0
         if holds:
             return 1e6 * (1 + gain)
-        saved = 1 - float(then.memory.device_bytes if isinstance(then, WhatIf) else then.device_bytes) / now.device_bytes
+        saved = (
+            1 - float(then.memory.device_bytes if isinstance(then, WhatIf) else then.device_bytes) / now.device_bytes
+        )
         return saved / (LEAST + max(0.0, -gain)) if saved >= LEAST else 0.0
 
     # -- hunks -----------------------------------------------------------------------------------------------------
@@ -270,26 +276,31 @@ class _Asking:
             partner = next((at for at, group in enumerate(joined) if self.stands_alone(group)), 0)
             groups = [joined[partner], *(group for at, group in enumerate(others) if at != partner)]
             place = 0
-        trials = [(group, self.of_fields(group, self.reached)) for group in groups]
-        found = [self.hunk(trial) for _, trial in trials if trial is not None]
-        return tuple(sorted(found, key=lambda hunk: -self.value(hunk.alone)))
+        trials = [trial for group in groups if (trial := self.of(self.case_of(group))) is not None]
+        trials.sort(key=lambda trial: -self.value(trial))
+        moved = [frozenset[Field]().union(*(trial.moved for trial in trials[: at + 1])) for at in range(len(trials))]
+        return tuple(
+            self.hunk(trial, self.texts(self.case_of(fields))) for trial, fields in zip(trials, moved, strict=True)
+        )
 
     def needed(self, groups: list[frozenset[Field]]) -> list[frozenset[Field]]:
         """Without groups that the goal does not need once the others are there."""
         for group in list(groups):
-            rest = frozenset[Field]().union(*(other for other in groups if other is not group))
-            without = self.of_fields(rest, self.reached) if rest else None
+            rest = [other for other in groups if other is not group]
+            without = self.of(self.case_of(frozenset[Field]().union(*rest))) if rest else None
             if without is None or (self.reached.fits and not without.fits):
                 continue
-            kept = self.value(without) >= self.value(self.reached) - (0 if self.goal == "fit" else LEAST / 3)
-            if kept and len(groups) > 1:
-                groups = [other for other in groups if other is not group]
-                self.reached = without
+            if self.reached.fits:
+                needless = self.speed(without) >= (1 - LEAST / 3) * self.speed(self.reached)
+            else:
+                needless = without.device_bytes <= (1 + LEAST / 3) * self.reached.device_bytes
+            if needless:
+                groups, self.reached = rest, without
         return groups
 
     def stands_alone(self, group: frozenset[Field]) -> bool:
         """Whether a change may be made without the others: it can be said, and fits where the files as they are do."""
-        trial = self.of_fields(group, self.reached)
+        trial = self.of(self.case_of(group))
         if trial is None:
             return False
         return not self.base.fits or (trial.fits and self.value(trial) > 0)
@@ -298,15 +309,18 @@ class _Asking:
         """What a trial is worth beside the files as they are, by the goal; memory where they do not fit."""
         if not self.base.fits or self.goal == "fit":
             return 1 - trial.device_bytes / self.base.device_bytes
-        gain = _gain(self.base, trial)
-        return (1 + gain) * self.base.gpus / trial.gpus - 1 if self.goal == "cheap" else gain
+        return self.speed(trial) / self.speed(self.base) - 1
 
-    def hunk(self, trial: Trial) -> FixHunk:
+    def speed(self, trial: Trial) -> float:
+        """Tokens/s, of each GPU where the goal counts them; 1 where no time is known."""
+        return (trial.tokens_per_s or 1.0) / (trial.gpus if self.goal == "cheap" else 1)
+
+    def hunk(self, trial: Trial, together: dict[str, str]) -> FixHunk:
         """A change with the planner's names for what it moves."""
         before, after = (tofile.values(one.one.case) for one in (self.base, trial))
         moved = {name: (before.get(name), after.get(name)) for name in SHOWN if before.get(name) != after.get(name)}
         same = not any(part == "job" for part, _ in trial.moved)
-        return FixHunk(trial, moved, same)
+        return FixHunk(trial, together, moved, same)
 
 
 SHOWN = (
@@ -315,12 +329,12 @@ SHOWN = (
     "offload_activations", "loss", "liger", "attention", "experts", "compile", "ddp_bucket_bytes",
     "reduce_bucket_elements", "allgather_bucket_elements", "zero3_prefetch_elements", "zero3_persistence_elements",
     "zero3_max_live_elements", "zero3_max_reuse_elements", "zero_secondary_shard", "overlap_comm", "pp_schedule",
-    "virtual_stages", "optimizer_implementation", "paged_states", "optimizer", "method", "seq_len",
+    "virtual_stages", "optimizer_implementation", "paged_states", "optimizer", "method", "seq_len", "precision",
 )  # fmt: skip
 """Fields that a hunk is told by."""
 
 
-def _compounds(case: Case) -> Iterator[tuple[dict[str, str], TrainingJob, Layout]]:
+def _compounds(case: Case) -> Iterator[Change]:
     """Fields that some files have one key for."""
     layout = case.layout
     fused = {"liger": ",".join(LIGER), "loss": "fused"}
@@ -333,16 +347,31 @@ def _compounds(case: Case) -> Iterator[tuple[dict[str, str], TrainingJob, Layout
     yield {name: str(host).lower() for name in both}, case.job, replace(layout, **both)
 
 
+def _sharded(case: Case) -> Iterator[Change]:
+    """FSDP2 in the place of copies; some files mean mixed precision then, where copies train in 16 bits alone."""
+    layout = case.layout
+    if layout.engine != "ddp":
+        return
+    sizes = {"dp_replicate": 1, "dp_shard": layout.dp_replicate}
+    other = replace(layout, engine=SHARDING, zero_stage=ENGINES[SHARDING].usual_stage, **sizes)
+    yield {"engine": SHARDING}, case.job, other
+    if case.job.precision == "pure-bf16":
+        yield {"engine": SHARDING, "precision": "bf16"}, replace(case.job, precision="bf16"), other
+
+
 def _legal(case: Case) -> bool:
     return broken(case, (*JOB, *engine_of(case.layout.engine).rules)) is None
 
 
-def _with(case: Case, base: Case, other: Case) -> Case:
-    """A case with what another changed of the base."""
+def _moved(case: Case, other: Case, fields: Iterable[Field]) -> Case:
+    """A case with some fields as another has them, and its runtime where the engine is one of them."""
     parts: dict[str, dict[str, Any]] = {"layout": {}, "job": {}}
-    for part, name in _apart(base, other):
+    for part, name in fields:
         parts[part][name] = getattr(getattr(other, part), name)
-    return Case(case.model, replace(case.job, **parts["job"]), replace(case.layout, **parts["layout"]), case.cluster, case.runtime)
+    runtime = other.runtime if "engine" in parts["layout"] else case.runtime
+    return Case(
+        case.model, replace(case.job, **parts["job"]), replace(case.layout, **parts["layout"]), case.cluster, runtime
+    )
 
 
 def _apart(case: Case, other: Case) -> frozenset[Field]:
@@ -368,12 +397,14 @@ SEARCHED = tuple(name for name in Pins.__struct_fields__ if name in Layout.__str
 """Fields that a search fills in where a file leaves them open."""
 
 
-def _means(found: Trial, wanted: Case, uncounted: Uncounted) -> bool:
-    """Whether edited files mean the case: its job, and in its layout everything that was to change or is searched."""
+def _means(found: Trial, wanted: Case, moved: Iterable[Field], uncounted: Uncounted) -> bool:
+    """Whether edited files mean the case: its job, in its layout what was to change or is searched, and nothing more
+    that is not counted."""
     case, now = found.one.case, found.question.uncounted
+    names = {*SEARCHED, "engine", *(name for part, name in moved if part == "layout")}
+    same = all(getattr(case.layout, name) == getattr(wanted.layout, name) for name in names)
     counted = set(now.more) <= set(uncounted.more) and set(now.less) <= set(uncounted.less)
-    searched = all(getattr(case.layout, name) == getattr(wanted.layout, name) for name in SEARCHED)
-    return counted and searched and case.job == wanted.job and case.layout.world_size == wanted.layout.world_size
+    return same and counted and case.job == wanted.job and case.layout.world_size == wanted.layout.world_size
 
 
 def _holds(now: Trial, then: WhatIf | Trial) -> bool:
@@ -387,6 +418,10 @@ def _gain(now: Trial, then: WhatIf | Trial) -> float:
     """Share of tokens/s won; 0 where a time is unknown."""
     speed = then.tokens_per_s if isinstance(then, Trial) else then.throughput.tokens_per_s
     return 0.0 if speed is None or not now.tokens_per_s else float(speed) / now.tokens_per_s - 1
+
+
+def _bytes(then: WhatIf | Trial) -> float:
+    return then.device_bytes if isinstance(then, Trial) else float(then.memory.device_bytes)
 
 
 def _ranks(then: WhatIf | Trial) -> int:

@@ -10,14 +10,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
 
+
+class StandIns(NamedTuple):
+    """Contents of files as they might be, by real path, and the names of others that were loaded beside them."""
+
+    contents: Mapping[str, bytes]
+    others: list[str]
+
+
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
-STANDING_IN: ContextVar[Mapping[str, bytes]] = ContextVar("standing_in", default={})
-"""Contents of files as they might be, by real path."""
+_STANDING_IN: ContextVar[StandIns | None] = ContextVar("standing_in", default=None)
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -25,8 +32,12 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(path)
     if file.suffix.lower() not in SUFFIXES:
         raise PlannerError("from", path, "is not a YAML, JSON or TOML file", f"Known endings: {', '.join(SUFFIXES)}")
-    raw = STANDING_IN.get().get(os.path.realpath(path))
-    return decoded(path, raw_bytes(path) if raw is None else raw)
+    stand_ins = _STANDING_IN.get()
+    if stand_ins is not None and (raw := stand_ins.contents.get(os.path.realpath(path))) is not None:
+        return decoded(path, raw)
+    if stand_ins is not None:
+        stand_ins.others.append(str(path))
+    return decoded(path, raw_bytes(path))
 
 
 def raw_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -36,13 +47,14 @@ def raw_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 @contextmanager
-def standing_in(contents: Mapping[str, bytes]) -> Iterator[None]:
+def standing_in(contents: Mapping[str, bytes]) -> Iterator[StandIns]:
     """While it lasts files of these real paths have this content, for whoever loads them."""
-    token = STANDING_IN.set(contents)
+    found = StandIns(contents, [])
+    token = _STANDING_IN.set(found)
     try:
-        yield
+        yield found
     finally:
-        STANDING_IN.reset(token)
+        _STANDING_IN.reset(token)
 
 
 def decoded(path: str | os.PathLike[str], raw: bytes) -> dict[str, Any]:

@@ -69,7 +69,9 @@ def _set_in_flow_or_block(text: str, names: list[str], value: Any, path: str, be
             raise _unsafe(path, names[:depth], "is no section of keys")
         found = [pair for pair in node.value if pair[0].value == name]
         if len(found) > 1:
-            raise PlannerError(f"{path}: {'.'.join(names[: depth + 1])}", None, "stands there twice", "Keep one of them")
+            raise PlannerError(
+                f"{path}: {'.'.join(names[: depth + 1])}", None, "stands there twice", "Keep one of them"
+            )
         if not found:
             if value is GONE:
                 return text
@@ -93,7 +95,9 @@ def _nested(names: Sequence[str], value: Any) -> Any:
 
 def _flow(value: Any) -> str:
     """A value as both YAML and JSON read it."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=0).decode() if isinstance(value, dict) else _word(value)
+    return (
+        msgspec.json.format(msgspec.json.encode(value), indent=0).decode() if isinstance(value, dict) else _word(value)
+    )
 
 
 def _word(value: Any) -> str:

@@ -18,10 +18,10 @@ from planner.ask.fromfile import accelerate as accelerate_keys
 from planner.ask.fromfile import deepspeed as deepspeed_keys
 from planner.ask.fromfile import torchtitan as torchtitan_keys
 from planner.ask.fromfile.sheet import OptionLine, Sheet
-from planner.ask.tofile import accelerate, deepspeed, llamafactory, torchtitan, trainer
+from planner.ask.tofile import accelerate, deepspeed, torchtitan, trainer
 from planner.ask.tofile.edit import GONE, set_keys
 from planner.ask.tofile.fields import Values
-from planner.ask.tofile.table import Entries, FieldKeys, FieldTable, flag, inverted, plain, without, words
+from planner.ask.tofile.table import Entries, FieldKeys, FieldTable, inverted, plain, without, words
 from planner.basics.errors import PlannerError, refusing
 
 Keys = dict[str, Any]
@@ -82,7 +82,7 @@ def edited(
 def _changed_keys(
     one: TheirFile, theirs: Sequence[TheirFile], before: Values, after: Values, lines: Sequence[OptionLine]
 ) -> Keys:
-    keys: Keys = {}
+    keys: Keys = dict(_fixed(one, before, after))
     for field, row in _rows(one, theirs, before).items():
         if field == "model":
             continue
@@ -95,6 +95,13 @@ def _changed_keys(
             said = (key for line in lines if line.option == field for key in line.keys)
             keys |= {key: GONE for key in said if key in one.keys and key not in row.keys}
     return dict(_settled(one, keys, beside=len(theirs) > 1))
+
+
+def _fixed(one: TheirFile, before: Values, after: Values) -> Iterator[tuple[str, Any]]:
+    """Keys that every file of another engine has."""
+    if one.format in WRITERS and before["engine"] != after["engine"]:
+        was, new = (WRITERS[one.format].parts(values)[0].fixed for values in (before, after))
+        yield from ((key, value) for key, (value, _) in new.items() if key not in was)
 
 
 def _entries(field: str, row: FieldKeys, values: Values) -> Entries:
@@ -186,7 +193,9 @@ def _rows(one: TheirFile, theirs: Sequence[TheirFile], values: Values) -> FieldT
         rows |= without(accelerate.fsdp_rows(prefix), ["recompute"])
     if any(key.startswith("deepspeed.") for key in one.keys):
         rows |= {field: _under("deepspeed.", row) for field, row in deepspeed.ZERO_ROWS.items()}
-        rows |= {field: _under("deepspeed.", deepspeed.SHARED[field]) for field in ("offload_optimizer", "offload_params")}
+        rows |= {
+            field: _under("deepspeed.", deepspeed.SHARED[field]) for field in ("offload_optimizer", "offload_params")
+        }
     return rows
 
 
