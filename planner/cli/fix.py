@@ -64,8 +64,8 @@ def fix(
         say(f"wrote {output}", err=True)
     _tell_unchanged(found)
     if write:
-        return 0 if found.after.fits else NOTHING_FITS
-    if not found.before.fits:
+        return 0 if found.after.may_fit else NOTHING_FITS
+    if not found.before.may_fit:
         return NOTHING_FITS
     return HUNKS if found.hunks else 0
 

@@ -30,13 +30,15 @@ from planner.parallelism.case import Case
 from planner.parallelism.rule import broken
 from planner.parallelism.rules import JOB
 from planner.spec import Layout, TrainingJob
-from planner.spec.engines import ENGINES
+from planner.spec.engines import ENGINES, OFFLOADS
 from planner.spec.layout import LIGER
 
 Goal = Literal["fit", "fast", "cheap"]
 LEAST = 0.03
 """Share of what the goal counts (memory, tokens/s, tokens/s a GPU) that a change gains at least: less is no better than
 the figures are."""
+ALONE = 0.01
+"""Share of tokens/s that a hunk wins by itself, or loses at most where it saves memory."""
 MOST_STEPS = 12
 TRIED = 6
 """Candidates that are read and asked in a step, the best predicted first."""
@@ -67,7 +69,12 @@ class Trial(msgspec.Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """On the cards and hosts, or perhaps, where something that takes memory away is not counted."""
+        """On the cards and hosts, by the figures."""
+        return self.one.fits
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether it fits, or something that takes memory away is not counted."""
         return self.one.fits or self.question.uncounted.may_fit
 
     @property
@@ -138,7 +145,7 @@ class _Asking:
         contents = {one.real: one.raw for one in self.theirs} | {path: text.encode() for path, text in texts.items()}
         with files.standing_in(contents) as stand_ins:
             read = merge.merged(fromfile.read(*(one.path for one in self.theirs)), self.given)
-            question = merge.question_of(read)
+            question = _as_said(merge.question_of(read))
             one = chosen(strategies.answer(question))
             return Trial(dict(texts), question, one, read.found.lines, tuple(dict.fromkeys(stand_ins.others)))
 
@@ -224,7 +231,7 @@ class _Asking:
         """Legal cases a change away that the files can say, of the same training but for one kind of change."""
         able = sayable(self.theirs, tofile.values(case))
         for options, job, layout in (*changes(case), *_compounds(case), *_sharded(case)):
-            same = job == case.job and layout.global_batch_size == case.layout.global_batch_size
+            same = same_training(job, case.job) and layout.global_batch_size == case.layout.global_batch_size
             if not set(options) <= able or not (same or set(options) <= set(training)):
                 continue
             runtime = self.base.question.runtime(layout.engine)
@@ -239,8 +246,7 @@ class _Asking:
         said = any(line.option == "gpus" for line in now.lines)
         if self.goal != "cheap" or not said or not now.fits or getattr(layout, axis) % 2:
             return
-        fewer = {**self.given, "gpus": str(now.gpus // 2), "nodes": None}
-        cluster = cluster_of({"cluster": None, **fewer}, now.question.folders)
+        cluster = cluster_of({**self.given, "gpus": str(now.gpus // 2), "nodes": None}, now.question.folders)
         other = replace(layout, **{axis: getattr(layout, axis) // 2}, grad_accum=layout.grad_accum * 2)
         half = Case(case.model, case.job, other, cluster, case.runtime)
         trial = self.of(half)
@@ -256,9 +262,7 @@ class _Asking:
             return gain if holds and gain >= LEAST else 0.0
         if holds:
             return 1e6 * (1 + gain)
-        saved = (
-            1 - float(then.memory.device_bytes if isinstance(then, WhatIf) else then.device_bytes) / now.device_bytes
-        )
+        saved = 1 - _bytes(then) / now.device_bytes
         return saved / (LEAST + max(0.0, -gain)) if saved >= LEAST else 0.0
 
     # -- hunks -----------------------------------------------------------------------------------------------------
@@ -291,19 +295,21 @@ class _Asking:
             if without is None or (self.reached.fits and not without.fits):
                 continue
             if self.reached.fits:
-                needless = self.speed(without) >= (1 - LEAST / 3) * self.speed(self.reached)
+                needless = self.speed(without) >= (1 - ALONE) * self.speed(self.reached)
             else:
-                needless = without.device_bytes <= (1 + LEAST / 3) * self.reached.device_bytes
+                needless = without.device_bytes <= (1 + ALONE) * self.reached.device_bytes
             if needless:
                 groups, self.reached = rest, without
         return groups
 
     def stands_alone(self, group: frozenset[Field]) -> bool:
-        """Whether a change may be made without the others: it can be said, and fits where the files as they are do."""
+        """Whether a change is of use without the others: it can be said, and where the files as they are fit, it fits,
+        and wins speed or saves memory."""
         trial = self.of(self.case_of(group))
-        if trial is None:
-            return False
-        return not self.base.fits or (trial.fits and self.value(trial) > 0)
+        if trial is None or not self.base.fits:
+            return trial is not None
+        won, saved = self.value(trial), 1 - trial.device_bytes / self.base.device_bytes
+        return trial.fits and (won >= ALONE or (saved >= LEAST and won >= -ALONE))
 
     def value(self, trial: Trial) -> float:
         """What a trial is worth beside the files as they are, by the goal; memory where they do not fit."""
@@ -319,7 +325,7 @@ class _Asking:
         """A change with the planner's names for what it moves."""
         before, after = (tofile.values(one.one.case) for one in (self.base, trial))
         moved = {name: (before.get(name), after.get(name)) for name in SHOWN if before.get(name) != after.get(name)}
-        same = not any(part == "job" for part, _ in trial.moved)
+        same = same_training(trial.one.case.job, self.base.one.case.job)
         return FixHunk(trial, together, moved, same)
 
 
@@ -332,6 +338,12 @@ SHOWN = (
     "virtual_stages", "optimizer_implementation", "paged_states", "optimizer", "method", "seq_len", "precision",
 )  # fmt: skip
 """Fields that a hunk is told by."""
+
+
+def same_training(job: TrainingJob, other: TrainingJob) -> bool:
+    """Whether two jobs train the same: how the optimizer's kernels step, and where its states wait, is no part of it."""
+    ways = {name: getattr(other.optimizer, name) for name in ("implementation", "paged")}
+    return replace(job, optimizer=replace(job.optimizer, **ways)) == other
 
 
 def _compounds(case: Case) -> Iterator[Change]:
@@ -393,6 +405,13 @@ def _joined(steps: Iterable[frozenset[Field]]) -> list[frozenset[Field]]:
     return found
 
 
+def _as_said(question: Question) -> Question:
+    """Without the search for states in host memory, which a file that does not fit does not ask for."""
+    if any(question.pins.given(name) is not None for name in OFFLOADS):
+        return question
+    return replace(question, pins=question.pins.fixing(**dict.fromkeys(OFFLOADS, False)))
+
+
 SEARCHED = tuple(name for name in Pins.__struct_fields__ if name in Layout.__struct_fields__)
 """Fields that a search fills in where a file leaves them open."""
 
@@ -401,7 +420,7 @@ def _means(found: Trial, wanted: Case, moved: Iterable[Field], uncounted: Uncoun
     """Whether edited files mean the case: its job, in its layout what was to change or is searched, and nothing more
     that is not counted."""
     case, now = found.one.case, found.question.uncounted
-    names = {*SEARCHED, "engine", *(name for part, name in moved if part == "layout")}
+    names = {*SEARCHED, *OFFLOADS, "engine", *(name for part, name in moved if part == "layout")}
     same = all(getattr(case.layout, name) == getattr(wanted.layout, name) for name in names)
     counted = set(now.more) <= set(uncounted.more) and set(now.less) <= set(uncounted.less)
     return same and counted and case.job == wanted.job and case.layout.world_size == wanted.layout.world_size

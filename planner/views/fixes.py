@@ -60,37 +60,40 @@ WHY = {
     "optimizer": "This optimizer keeps less for each weight.",
     "optimizer_implementation": "This implementation of the same optimizer holds less, or starts fewer kernels.",
     "paged_states": "States that do not fit are moved to the host by pages.",
+    "precision": "Weights rest in this format, and the optimizer steps it.",
     "method": "Adapters alone are trained, beside frozen weights.",
     "seq_len": "Shorter sequences hold fewer activations.",
     "virtual_stages": "The pipeline's order of passes decides how long it stands idle.",
     "pp_schedule": "The pipeline's order of passes decides how long it stands idle.",
 }
-"""Why a field that moves changes memory or speed: of two sentences the first where memory is saved."""
+"""Why a field that moves changes memory or speed: of two sentences the first where there is more of it, or less of one
+in LESS, which saves memory."""
+LESS = ("micro_batch_size", "overlap_comm")
 BUFFERS = ("Buffers for what is sent or gathered are smaller.", "Larger buffers send and gather less often.")
 FOLLOWING = {
     "grad_accum", "nodes", "dp_replicate", "cp_method", "precision", "ddp_bucket_bytes", "reduce_bucket_elements",
     "allgather_bucket_elements",
 }  # fmt: skip
 """Fields that are not named where another of the hunk's decides them."""
-WITH_ENGINE = {"zero_stage", "dp_shard", "reshard_after_forward"}
+WITH_OTHERS = {"zero_stage", "dp_shard", "reshard_after_forward"}
 
 
 def fixes_text(found: FixedFiles, width: int | None) -> str:
     """The files as they are, each hunk, and all together."""
     before, after = found.before, found.after
-    lines = [*_comment(f"{headline(before.question)}: {_state(before)}.", width)]
+    lines = [line for one in headline(before.question).split("\n") for line in _comment(one, width)]
+    lines += _comment(f"{'As they are' if found.theirs[1:] else 'As it is'}: {_state(before)}.", width)
     texts = {one.real: one.text for one in found.theirs}
     for place, hunk in enumerate(found.hunks, 1):
-        lines += ["#", *_comment(f"{place}. {_moved(hunk)}: {_won(before, hunk.alone)}. {why(before, hunk)}", width)]
+        lines += ["#", *_comment(f"{place}. {_moved(hunk)}: {_won(before, hunk.alone)}. {why(hunk)}", width)]
         lines.append(diff(found.theirs, texts, texts | hunk.together).rstrip("\n"))
         texts |= hunk.together
     if not found.hunks:
-        least = (
-            "nothing has to change" if before.fits and found.goal == "fit" else "no change of these files is worth 3 %"
-        )
-        lines += _comment(f"For the goal {found.goal} {least}.", width)
-        return "\n".join(lines)
-    together = f"All {len(found.hunks)} together" if len(found.hunks) > 1 else "With it"
+        none = "No change of the files makes it fit" if not before.fits else f"Goal {found.goal}: no change gains 3 %"
+        none = "It fits: nothing has to change" if before.fits and found.goal == "fit" else none
+        return "\n".join([*lines, *_comment(f"{none}.", width)])
+    count = len(found.hunks)
+    together = "With it" if count == 1 else "Both together" if count == 2 else f"All {count} together"
     missed = "" if after.fits else ", which no change of these files makes fit"
     lines += ["#", *_comment(f"{together}: {_state(after)}; {_won(before, after)}{missed}.", width)]
     return "\n".join(lines)
@@ -105,7 +108,7 @@ def _comment(text: str, width: int | None) -> list[str]:
 def _state(trial: Trial) -> str:
     """What it takes, and how fast it is."""
     capacity, bound = trial.one.case.cluster.gpu.memory_bytes, trial.question.uncounted.bound
-    fits = "which fits" if trial.one.fits else "which may fit" if trial.fits else "which does not fit"
+    fits = "which fits" if trial.one.fits else "which may fit" if trial.may_fit else "which does not fit"
     if trial.one.memory.host_fits is False:
         fits = "and more host memory than there is"
     qualified = f"{bound} " if bound in ("at least", "at most") else ""
@@ -121,7 +124,9 @@ def _won(before: Trial, after: Trial) -> str:
         memory = f"saves {format_bytes(saved)}" if saved > 0 else f"takes {format_bytes(-saved)} more"
     if after.tokens_per_s is None or not before.tokens_per_s:
         return memory
-    return f"{memory}, tokens/s {100 * (after.tokens_per_s / before.tokens_per_s - 1):+.1f} %"
+    ratio = after.tokens_per_s / before.tokens_per_s
+    each = "" if after.gpus == before.gpus else f", {100 * (ratio * before.gpus / after.gpus - 1):+.1f} % for each GPU"
+    return f"{memory}, tokens/s {100 * (ratio - 1):+.1f} %{each}"
 
 
 def _moved(hunk: FixHunk) -> str:
@@ -135,7 +140,9 @@ def _moved(hunk: FixHunk) -> str:
 
 def _named(hunk: FixHunk) -> list[str]:
     """The fields that say what a hunk does: those that follow are left out."""
-    follow = FOLLOWING | (WITH_ENGINE if "engine" in hunk.options else set())
+    follow = FOLLOWING | (WITH_OTHERS if hunk.options.keys() & {"engine", "gpus"} else set())
+    if hunk.options.keys() & {"engine", "zero_stage"}:
+        follow = follow | {name for name in hunk.options if name.startswith(("zero3_", "overlap_"))}
     if not hunk.same_training:
         follow = follow - {"precision"}
     return [name for name in hunk.options if name not in follow] or list(hunk.options)
@@ -145,14 +152,20 @@ def _value(value: Any) -> str:
     return "none" if value in ((), None) else told(value)
 
 
-def why(before: Trial, hunk: FixHunk) -> str:
+def why(hunk: FixHunk) -> str:
     """A sentence for each of the fields that decide."""
-    saves = hunk.alone.device_bytes <= before.device_bytes
     found: dict[str, None] = {}
     for name in _named(hunk):
+        old, new = (_rank(value) for value in hunk.options[name])
         sentence = WHY.get(name, BUFFERS)
+        saves = new < old if name in LESS or name not in WHY else new > old
         found[sentence if isinstance(sentence, str) else sentence[0 if saves else 1]] = None
     return " ".join(found)
+
+
+def _rank(value: Any) -> float:
+    """A value among those of its field, from least to most."""
+    return float(value) if isinstance(value, int | float) else float(value not in ("none", "whole", None))
 
 
 def diff(theirs: Sequence[TheirFile], before: Mapping[str, str], after: Mapping[str, str]) -> str:
@@ -195,7 +208,7 @@ def as_json_object(found: FixedFiles, written: bool) -> dict[str, Any]:
                 if hunk.alone.tokens_per_s is not None and found.before.tokens_per_s
                 else None,
                 "alone": _figures(hunk.alone),
-                "why": why(found.before, hunk),
+                "why": why(hunk),
                 "diff": diff(found.theirs, original, hunk.alone.texts),
             }
             for hunk in found.hunks

@@ -28,13 +28,11 @@ def set_keys(text: str, suffix: str, changes: Mapping[str, Any], path: str) -> s
     """The text of a file with that ending, with dotted keys set to values (PlannerError where that cannot be done
     without touching anything else)."""
     wanted = decoded(path, text.encode())
-    before = None
+    setter = _set_in_toml if suffix == ".toml" else _set_in_flow_or_block
     for key, value in changes.items():
         names = key.split(".")
-        setter = _set_in_toml if suffix == ".toml" else _set_in_flow_or_block
-        text = setter(text, names, value, path, before)
+        text = setter(text, names, value, path)
         _apply(wanted, names, value)
-        before = names
     if decoded(path, text.encode()) != wanted:
         raise _unsafe(path, list(changes), "is written in a way that other keys share")
     return text
@@ -59,7 +57,7 @@ def _unsafe(path: str, keys: Sequence[str], rule: str) -> PlannerError:
 # -- YAML and JSON -----------------------------------------------------------------------------------------------------
 
 
-def _set_in_flow_or_block(text: str, names: list[str], value: Any, path: str, before: list[str] | None) -> str:
+def _set_in_flow_or_block(text: str, names: list[str], value: Any, path: str) -> str:
     import yaml
 
     # A tab stands between JSON's signs only, where YAML has no room for it: a space has the same width.
@@ -75,8 +73,7 @@ def _set_in_flow_or_block(text: str, names: list[str], value: Any, path: str, be
         if not found:
             if value is GONE:
                 return text
-            sibling = before[-1] if before and before[:-1] == names[:depth] else None
-            return _insert(text, node, names[depth:], value, sibling)
+            return _insert(text, node, names[depth:], value)
         key, inner = found[0]
         last = depth == len(names) - 1
         if last and value is GONE:
@@ -126,15 +123,14 @@ def _extended(text: str, node: Any, value: list[Any], path: str, names: list[str
     return _after_line(text, end, [f"{indent}- {yaml_value(one)}" for one in value[held:]])
 
 
-def _insert(text: str, node: Any, names: list[str], value: Any, sibling: str | None) -> str:
-    """A new key at the end of its section, or below one that was set before it."""
-    pairs = [pair for pair in node.value if pair[0].value == sibling] or node.value[-1:]
-    if not pairs or node.flow_style:
+def _insert(text: str, node: Any, names: list[str], value: Any) -> str:
+    """A new key at the end of its section."""
+    if not node.value or node.flow_style:
         return _insert_in_flow(text, node, f"{_word(names[0])}: {_flow(_nested(names[1:], value))}")
     indent = " " * node.value[0][0].start_mark.column
     lines = [f"{indent}{'  ' * depth}{yaml_value(name)}:" for depth, name in enumerate(names)]
     lines[-1] += f" {yaml_value(value)}"
-    return _after_line(text, _end(pairs[-1][1]), lines)
+    return _after_line(text, _end(node.value[-1][1]), lines)
 
 
 def _insert_in_flow(text: str, node: Any, pair: str) -> str:
@@ -192,7 +188,7 @@ def _after_line(text: str, place: int, lines: Sequence[str]) -> str:
 # -- TOML --------------------------------------------------------------------------------------------------------------
 
 
-def _set_in_toml(text: str, names: list[str], value: Any, path: str, before: list[str] | None) -> str:
+def _set_in_toml(text: str, names: list[str], value: Any, path: str) -> str:
     *section, name = names
     start = _header_end(text, section)
     written = "" if value is GONE else _word(value)

@@ -88,7 +88,11 @@ def _changed_keys(
             continue
         other = before.get(field) != after.get(field)
         was, new = (_entries(field, row, values) for values in (before, after))
+        if was is None or new is None:
+            continue  # another file may say it, or the edited ones mean something else, which is seen
         for key in (*new, *(key for key in was if key not in new)):
+            if field in tofile.AXES and after.get(field) == 1 and key not in one.keys:
+                continue  # nothing is split
             if other or was.get(key) != new.get(key):
                 keys[key] = new.get(key, GONE)
         if other and field == "attention" and new:  # an older switch of the format's would stand beside it
@@ -104,8 +108,9 @@ def _fixed(one: TheirFile, before: Values, after: Values) -> Iterator[tuple[str,
         yield from ((key, value) for key, (value, _) in new.items() if key not in was)
 
 
-def _entries(field: str, row: FieldKeys, values: Values) -> Entries:
-    return (row.write(values[field], values) or {}) if field in values else {}
+def _entries(field: str, row: FieldKeys, values: Values) -> Entries | None:
+    """The keys of a field, none where it means nothing; None where they have no word for its value."""
+    return row.write(values[field], values) if field in values else {}
 
 
 def _settled(one: TheirFile, keys: Keys, *, beside: bool) -> Iterator[tuple[str, Any]]:
