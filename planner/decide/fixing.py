@@ -14,7 +14,6 @@ import msgspec
 from msgspec.structs import replace
 
 from planner.ask import fromfile, tofile
-from planner.ask.fits import Uncounted
 from planner.ask.fromfile import files, merge
 from planner.ask.fromfile.sheet import OptionLine
 from planner.ask.options import cluster_of
@@ -44,7 +43,7 @@ TRIED = 6
 """Candidates that are read and asked in a step, the best predicted first."""
 PAIRS = 8
 """Pairs of a faster one that does not fit and one that saves memory that are predicted, the most promising first."""
-TRAINING = (("engine", "precision"), ("optimizer",), ("method",), ("seq_len",))
+TRAINING = (("engine", "precision"), ("paged_states",), ("optimizer",), ("method",), ("seq_len",))
 """Changes of what is trained that are offered, one kind after the other where the run fits in no other way."""
 SHARDING = "fsdp2"
 Field = tuple[str, str]
@@ -160,7 +159,7 @@ class _Asking:
         except PlannerError:
             return None
         found = self.answers[key]
-        if found is None or not _means(found, wanted, moved, self.base.question.uncounted):
+        if found is None or not _means(found, wanted, moved, self.base):
             return None
         return replace(found, moved=moved)
 
@@ -232,8 +231,10 @@ class _Asking:
         able = sayable(self.theirs, tofile.values(case))
         for options, job, layout in (*changes(case), *_compounds(case), *_sharded(case)):
             same = same_training(job, case.job) and layout.global_batch_size == case.layout.global_batch_size
-            if not set(options) <= able or not (same or set(options) <= set(training)):
+            if not set(options) <= able or not (same or set(options) == set(training)):
                 continue
+            if "optimizer" in options and not options["optimizer"].startswith(case.job.optimizer.name):
+                continue  # another optimizer, not the same one with smaller states
             runtime = self.base.question.runtime(layout.engine)
             other = Case(case.model, job, layout, case.cluster, runtime)
             if _legal(other):
@@ -341,9 +342,9 @@ SHOWN = (
 
 
 def same_training(job: TrainingJob, other: TrainingJob) -> bool:
-    """Whether two jobs train the same: how the optimizer's kernels step, and where its states wait, is no part of it."""
-    ways = {name: getattr(other.optimizer, name) for name in ("implementation", "paged")}
-    return replace(job, optimizer=replace(job.optimizer, **ways)) == other
+    """Whether two jobs train the same: torch's kernels for a step differ in speed alone."""
+    step = other.optimizer.implementation
+    return replace(job, optimizer=replace(job.optimizer, implementation=step)) == other
 
 
 def _compounds(case: Case) -> Iterator[Change]:
@@ -416,14 +417,23 @@ SEARCHED = tuple(name for name in Pins.__struct_fields__ if name in Layout.__str
 """Fields that a search fills in where a file leaves them open."""
 
 
-def _means(found: Trial, wanted: Case, moved: Iterable[Field], uncounted: Uncounted) -> bool:
+def _means(found: Trial, wanted: Case, moved: Iterable[Field], base: Trial) -> bool:
     """Whether edited files mean the case: its job, in its layout what was to change or is searched, and nothing more
     that is not counted."""
-    case, now = found.one.case, found.question.uncounted
+    case, now, before = found.one.case, found.question.uncounted, base.question.uncounted
     names = {*SEARCHED, *OFFLOADS, "engine", *(name for part, name in moved if part == "layout")}
     same = all(getattr(case.layout, name) == getattr(wanted.layout, name) for name in names)
-    counted = set(now.more) <= set(uncounted.more) and set(now.less) <= set(uncounted.less)
-    return same and counted and case.job == wanted.job and case.layout.world_size == wanted.layout.world_size
+    counted = set(now.more) <= set(before.more) and set(now.less) <= set(before.less)
+    ranks = case.layout.world_size == wanted.layout.world_size
+    return same and counted and ranks and _same_job(case.job, wanted.job, base.one.case.job)
+
+
+def _same_job(found: TrainingJob, wanted: TrainingJob, base: TrainingJob) -> bool:
+    """Whether a job is the wanted one; where that is another than the files', rates that follow from it may differ."""
+    if same_training(wanted, base):
+        return same_training(found, wanted)
+    told = [(one.method, one.seq_len, one.packing, one.optimizer.name, one.optimizer.paged) for one in (found, wanted)]
+    return told[0] == told[1] and (found.precision == wanted.precision or wanted.method != base.method)
 
 
 def _holds(now: Trial, then: WhatIf | Trial) -> bool:

@@ -143,7 +143,7 @@ def _named(hunk: FixHunk) -> list[str]:
     follow = FOLLOWING | (WITH_OTHERS if hunk.options.keys() & {"engine", "gpus"} else set())
     if hunk.options.keys() & {"engine", "zero_stage"}:
         follow = follow | {name for name in hunk.options if name.startswith(("zero3_", "overlap_"))}
-    if not hunk.same_training:
+    if not hunk.same_training and "method" not in hunk.options:
         follow = follow - {"precision"}
     return [name for name in hunk.options if name not in follow] or list(hunk.options)
 
@@ -158,7 +158,7 @@ def why(hunk: FixHunk) -> str:
     for name in _named(hunk):
         old, new = (_rank(value) for value in hunk.options[name])
         sentence = WHY.get(name, BUFFERS)
-        saves = new < old if name in LESS or name not in WHY else new > old
+        saves = new <= old if name in LESS or name not in WHY else new >= old
         found[sentence if isinstance(sentence, str) else sentence[0 if saves else 1]] = None
     return " ".join(found)
 
