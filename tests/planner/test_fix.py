@@ -1,5 +1,5 @@
-"""Diffs of a person's own files: each hunk alone changes memory and speed by what it says, all together do what the goal
-asks, nothing of the training moves without a word, and every other byte of the files stays.
+"""Diffs of a person's own files: each hunk alone changes memory and speed by what it says, all together do what the
+goal asks, nothing of the training moves without a word, and every other byte of the files stays.
 
 Not here: how a text is edited (test_edit.py).
 """
@@ -25,6 +25,7 @@ from planner.basics.output import replace_all
 from planner.cli import fix, planner
 from planner.decide import fixing, strategies
 from planner.decide.answers import Estimate
+from planner.decide.explanation import chosen
 from planner.decide.fixing import FixedFiles, Trial, fixed_files
 from planner.views import fixes
 from tests.planner.written_plans import plans
@@ -200,12 +201,13 @@ def for_here(found: FixedFiles, trial: Trial) -> None:
 
 
 def kept_lines(old: str, new: str) -> None:
-    """Lines that say something else are few; comments stand where they stood."""
+    """Lines that say something else are few; a comment goes with its key alone."""
     lines, left = old.splitlines(), new.splitlines()
     assert len([line for line in lines if line not in left]) <= 8
     for line in lines:
-        _, mark, note = line.partition("#")
-        assert not mark or any(other.endswith(f"#{note}") for other in left)
+        key, mark, note = line.partition("#")
+        same = [other for other in left if other.split(":")[0] == key.split(":")[0]]
+        assert not mark or line in left or not same or any(other.endswith(f"#{note}") for other in same)
 
 
 def back(texts: Mapping[str, str]) -> None:
@@ -224,7 +226,7 @@ def drawn(count: int, folder: Path) -> Iterator[tuple[list[str], dict[str, Any],
     """Files of drawn plans in drawn formats, some on a smaller card, with what they leave to the command line."""
     for plan in plans(SEED):
         chance = Random(plan.content_hash)
-        word = chance.choice([one for one in ("axolotl", "trl", "llamafactory", "accelerate", "deepspeed")])
+        word = chance.choice(("axolotl", "trl", "llamafactory", "accelerate", "deepspeed"))
         try:
             written = tofile.files_of(plan, word)
         except PlannerError:
@@ -248,9 +250,10 @@ def test_files_drawn_by_seed_get_hunks_that_are_what_they_say(count: int, tmp_pa
     for paths, given, goal in drawn(count, tmp_path):
         try:
             hunks += len(check(paths, given, goal).hunks)
-        except PlannerError as refused:  # such as an engine that has no such card: the estimate refuses it, too
-            with pytest.raises(PlannerError, match=refused.rule[:20].replace("(", ".").replace(")", ".")):
-                strategies.answer(merge.question_of(merge.merged(fromfile.read(*paths), given)))
+        except PlannerError as refused:  # what the script says may leave no layout: the estimate refuses it, too
+            with pytest.raises(PlannerError) as ordinary:
+                chosen(strategies.answer(merge.question_of(merge.merged(fromfile.read(*paths), given))))
+            assert ordinary.value.field == refused.field
     assert hunks > count / 2
 
 
@@ -287,6 +290,7 @@ def test_the_text_says_memory_speed_and_why_of_each_hunk_at_80_columns(tmp_path:
     for place, hunk in enumerate(found.hunks, 1):
         saved = (found.before.device_bytes - hunk.alone.device_bytes) / 2**30
         words = f"saves {saved:.2f} GiB" if saved > 0 else f"takes {-saved:.2f} GiB more"
+        words = words if abs(saved) > 0.005 else "memory as before"
         speed = 100 * (hunk.alone.tokens_per_s / found.before.tokens_per_s - 1)
         head = told.partition(f" {place}. ")[2]
         assert head.partition(f": {words}, tokens/s {speed:+.1f} %. ")[2].startswith(fixes.why(hunk))
@@ -324,7 +328,7 @@ def test_exit_codes_say_nothing_to_gain_hunks_and_too_large(tmp_path: Path, run:
     [
         ("cut.json", b'{"zero_optimization": {"stage": 3', "is not JSON"),
         ("cut.yaml", b"base_model: [a, b", "is not YAML"),
-        ("binary.yaml", bytes(range(256)), "is not YAML"),
+        ("binary.yaml", bytes(range(256)), "is not UTF-8 text"),
         ("absent.yaml", None, "cannot be read"),
         ("run.sh", b"accelerate launch train.py", "is a command line"),
         ("twice.yaml", AXOLOTL.encode() + b"micro_batch_size: 1\n", "stands there twice"),

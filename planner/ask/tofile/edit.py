@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -33,9 +34,10 @@ def set_keys(text: str, suffix: str, changes: Mapping[str, Any], path: str) -> s
         names = key.split(".")
         text = setter(text, names, value, path)
         _apply(wanted, names, value)
-    if decoded(path, text.encode()) != wanted:
-        raise _unsafe(path, list(changes), "is written in a way that other keys share")
-    return text
+    with suppress(PlannerError):
+        if decoded(path, text.encode()) == wanted:
+            return text
+    raise _unsafe(path, list(changes), "cannot be set without touching other keys")
 
 
 def _apply(table: dict[str, Any], names: Sequence[str], value: Any) -> None:
@@ -57,11 +59,29 @@ def _unsafe(path: str, keys: Sequence[str], rule: str) -> PlannerError:
 # -- YAML and JSON -----------------------------------------------------------------------------------------------------
 
 
-def _set_in_flow_or_block(text: str, names: list[str], value: Any, path: str) -> str:
+def check_keys(text: str, path: str) -> None:
+    """Refuse a YAML or JSON file that has a key twice (PlannerError): readers differ in which of them counts."""
+    nodes = [("", _composed(text, path))]
+    for prefix, node in nodes:
+        held = node.value if isinstance(node.value, list) else []
+        names = [pair[0].value for pair in held if isinstance(pair, tuple)]
+        for name in names:
+            if isinstance(name, str) and names.count(name) > 1:
+                raise PlannerError(f"{path}: {prefix}{name}", None, "stands there twice", "Keep one of them")
+        nodes += [(f"{prefix}{pair[0].value}.", pair[1]) for pair in held if isinstance(pair, tuple)]
+
+
+def _composed(text: str, path: str) -> Any:
     import yaml
 
     # A tab stands between JSON's signs only, where YAML has no room for it: a space has the same width.
-    node = yaml.compose(text.replace("\t", " ") if path.endswith(".json") else text, Loader=yaml.SafeLoader)
+    return yaml.compose(text.replace("\t", " ") if path.endswith(".json") else text, Loader=yaml.SafeLoader)
+
+
+def _set_in_flow_or_block(text: str, names: list[str], value: Any, path: str) -> str:
+    import yaml
+
+    node = _composed(text, path)
     for depth, name in enumerate(names):
         if not isinstance(node, yaml.MappingNode):
             raise _unsafe(path, names[:depth], "is no section of keys")
@@ -78,6 +98,8 @@ def _set_in_flow_or_block(text: str, names: list[str], value: Any, path: str) ->
         last = depth == len(names) - 1
         if last and value is GONE:
             return _without(text, node, key, inner, path, names)
+        if not last and value is GONE and not isinstance(inner, yaml.MappingNode):
+            return text
         if last or (isinstance(inner, yaml.ScalarNode) and inner.tag.endswith(":null")):
             return _replace(text, node, inner, _nested(names[depth + 1 :], value), path, names)
         node = inner
