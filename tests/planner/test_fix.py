@@ -16,9 +16,10 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from planner.ask import fromfile, tofile
-from planner.ask.fromfile import merge
+from planner.ask.fromfile import files, merge
 from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.basics.output import replace_all
@@ -30,6 +31,8 @@ from planner.decide.fixing import FixedFiles, Trial, fixed_files
 from planner.views import fixes
 from tests.planner.written_plans import plans
 
+PROJECT = Path(__file__).parents[2]
+CONFIGS = Path(__file__).parent / "configs"
 SEED = 16
 FEW, MANY = 5, 40
 """Files drawn in CI, and in the long variant."""
@@ -304,6 +307,35 @@ def test_a_file_that_another_names_is_told_and_left(tmp_path: Path, run: Callabl
     assert f"{zero} is read and not changed" in " ".join(ended.err.split())
     assert Path(zero).read_text() == ZERO_3
     assert Path(recipe).read_text() != LLAMA_FACTORY
+
+
+def test_the_page_shows_what_is_printed(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ended]):
+    page = (PROJECT / "docs" / "fixing.md").read_text()
+    monkeypatch.chdir(CONFIGS / "third")
+    printed = run("fix", "lf_sft_full.yaml", "--gpus", "8").out
+    assert f"```diff\n{printed}```\n" in page
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("goal", fix.GOALS)
+def test_files_of_other_projects_get_hunks_that_are_what_they_say(goal: fixing.Goal, tmp_path: Path):
+    shutil.copytree(CONFIGS, tmp_path / "configs")
+    answered = 0
+    for path in sorted((tmp_path / "configs").rglob("*")):
+        try:
+            if path.suffix in files.SUFFIXES:
+                answered += bool(check([str(path)], {"gpus": "8"}, goal))
+        except PlannerError as refused:
+            assert len(refused.sentence) <= 400
+    assert answered >= 15
+
+
+def test_the_hook_of_pre_commit_calls_the_command_with_what_reads_yaml():
+    (hook,) = yaml.safe_load((PROJECT / ".pre-commit-hooks.yaml").read_text())
+    program, name = hook["entry"].split()
+    assert (program, planner.get_command(None, name).name) == ("planner", "fix")
+    assert f'"{hook["additional_dependencies"][0]}"' in (PROJECT / "pyproject.toml").read_text()
+    assert f"id: {hook['id']}" in (PROJECT / "docs" / "fixing.md").read_text()
 
 
 # -- exit codes, and what is not a file of ours --------------------------------------------------------------------
