@@ -8,6 +8,7 @@ LEAST. Not here: the words (views/fixes.py), or writing the files (planner/cli/f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -18,12 +19,13 @@ from planner.ask.fromfile import files, merge
 from planner.ask.fromfile.sheet import OptionLine
 from planner.ask.options import cluster_of
 from planner.ask.question import Pins, Question, limit_bytes
+from planner.ask.tofile.fields import FIELDS
 from planner.ask.tofile.theirs import TheirFile, edited, read_theirs, sayable
 from planner.basics.errors import PlannerError
 from planner.decide import strategies
 from planner.decide.answers import Estimate
 from planner.decide.explanation import chosen
-from planner.decide.levers import Change, WhatIf, changes, predicted
+from planner.decide.levers import Change, WhatIf, changes, predicted, speed_ratio
 from planner.engines import engine_of
 from planner.parallelism.case import Case
 from planner.parallelism.rule import broken
@@ -88,11 +90,14 @@ class Trial(msgspec.Struct, frozen=True):
         return self.one.case.layout.world_size
 
 
-class Predicted(NamedTuple):
-    """A case that the files can say, with its figures; `parts` are the fields of the two changes that it is made of."""
+Figures = WhatIf | Estimate
+"""What has a case, memory and speed."""
 
-    case: Case
-    then: WhatIf | Trial
+
+class Candidate(NamedTuple):
+    """What the files can say, with its figures; `parts` are the fields of the two changes that it is made of."""
+
+    then: Figures
     parts: tuple[frozenset[Field], ...] = ()
 
 
@@ -193,38 +198,37 @@ class _Asking:
 
     def best(self, training: tuple[str, ...]) -> tuple[frozenset[Field], ...] | None:
         """The next change, made of one or two, where one gains enough."""
-        now, case = self.reached, self.reached.one.case
-        seen = [(self.worth(now, one.then), one) for one in self.predictions(now, training)]
+        now = self.reached.one
+        seen = [(self.worth(now, one.then), one) for one in self.candidates(now, training)]
         seen = sorted((pair for pair in seen if pair[0] > 0), key=lambda pair: -pair[0])
         for _, one in seen[:TRIED]:
-            trial = self.of(one.case)
-            if trial is not None and self.worth(now, trial) > 0:
+            trial = self.of(one.then.case)
+            if trial is not None and self.worth(now, trial.one) > 0:
                 self.reached = trial
-                return one.parts or (_apart(case, one.case),)
+                return one.parts or (_apart(now.case, one.then.case),)
         return None
 
-    def predictions(self, now: Trial, training: tuple[str, ...]) -> Iterator[Predicted]:
-        """Cases a change away that the files can say; of those that are faster and do not fit, with a second change
-        that saves memory."""
-        case, known = now.one.case, now.question.calibration
-        singles = [Predicted(one, predicted(one, known)) for one in self.near(case, training)]
-        yield from singles
-        yield from self.on_half(now)
+    def candidates(self, now: Estimate, training: tuple[str, ...]) -> Iterator[Candidate]:
+        """Cases a change away; of those that are faster and do not fit, with a second change that saves memory."""
+        known = self.base.question.calibration
+        singles = [predicted(one, known) for one in self.near(now.case, training)]
+        yield from map(Candidate, singles)
         if not now.fits or self.goal == "fit":
             return
+        yield from map(Candidate, self.on_half(now))
+        faster = [one for one in singles if not self.holds(one) and _gain(now, one) > LEAST]
+        smaller = [one for one in singles if _saved(now, one) > LEAST]
         pairs = []
-        for one in singles:
-            larger = _bytes(one.then) - now.device_bytes
-            for other in singles if larger > 0 and not _holds(now, one.then) and _gain(now, one.then) > LEAST else ():
-                saved = now.device_bytes - _bytes(other.then)
-                faster = (1 + _gain(now, one.then)) * (1 + _gain(now, other.then)) - 1
-                parts = _apart(case, one.case), _apart(case, other.case)
-                if saved > LEAST * now.device_bytes and faster > LEAST and not parts[0] & parts[1]:
-                    pairs.append((larger - saved > limit_bytes(now.question, case) - now.device_bytes, -faster,
-                                  _moved(one.case, other.case, parts[1]), parts))  # fmt: skip
+        for one, other in product(faster, smaller):
+            gain = (1 + _gain(now, one)) * (1 + _gain(now, other)) - 1
+            parts = _apart(now.case, one.case), _apart(now.case, other.case)
+            if gain > LEAST and not parts[0] & parts[1]:
+                larger = (1 - _saved(now, one) - _saved(now, other)) * now.memory.device_bytes
+                both = _moved(one.case, other.case, parts[1])
+                pairs.append((larger > limit_bytes(self.base.question, both), -gain, both, parts))
         for _, _, both, parts in sorted(pairs, key=lambda pair: pair[:2])[:PAIRS]:
             if _legal(both):
-                yield Predicted(both, predicted(both, known), parts)
+                yield Candidate(predicted(both, known), parts)
 
     def near(self, case: Case, training: tuple[str, ...]) -> Iterator[Case]:
         """Legal cases a change away that the files can say, of the same training but for one kind of change."""
@@ -235,35 +239,37 @@ class _Asking:
                 continue
             if "optimizer" in options and not options["optimizer"].startswith(case.job.optimizer.name):
                 continue  # another optimizer, not the same one with smaller states
-            runtime = self.base.question.runtime(layout.engine)
-            other = Case(case.model, job, layout, case.cluster, runtime)
+            other = Case(case.model, job, layout, case.cluster, self.base.question.runtime(layout.engine))
             if _legal(other):
                 yield other
 
-    def on_half(self, now: Trial) -> Iterator[Predicted]:
+    def on_half(self, now: Estimate) -> Iterator[Estimate]:
         """The same sequences a step on half of the GPUs, where files say how many there are."""
-        case, layout = now.one.case, now.one.case.layout
+        case, layout = now.case, now.case.layout
         axis = "dp_replicate" if layout.dp_replicate > 1 else "dp_shard"
-        said = any(line.option == "gpus" for line in now.lines)
-        if self.goal != "cheap" or not said or not now.fits or getattr(layout, axis) % 2:
+        said = any(line.option == "gpus" for line in self.base.lines)
+        if self.goal != "cheap" or not said or getattr(layout, axis) % 2:
             return
-        cluster = cluster_of({**self.given, "gpus": str(now.gpus // 2), "nodes": None}, now.question.folders)
+        half = {**self.given, "gpus": str(layout.world_size // 2), "nodes": None}
+        cluster = cluster_of(half, self.base.question.folders)
         other = replace(layout, **{axis: getattr(layout, axis) // 2}, grad_accum=layout.grad_accum * 2)
-        half = Case(case.model, case.job, other, cluster, case.runtime)
-        trial = self.of(half)
-        if trial is not None:
-            yield Predicted(half, trial)
+        if (trial := self.of(Case(case.model, case.job, other, cluster, case.runtime))) is not None:
+            yield trial.one
 
-    def worth(self, now: Trial, then: WhatIf | Trial) -> float:
+    def holds(self, then: Figures) -> bool:
+        """Whether cards and hosts hold it."""
+        limit = limit_bytes(self.base.question, then.case)
+        return then.memory.device_bytes <= limit and then.memory.host_fits is not False
+
+    def worth(self, now: Estimate, then: Figures) -> float:
         """What a change gains for the goal: 0 where it is less than LEAST, or does not fit while this does."""
-        holds, gain = _holds(now, then), _gain(now, then)
+        gain, saved = _gain(now, then), _saved(now, then)
         if now.fits:
             if self.goal == "cheap":
-                gain = (1 + gain) * now.gpus / _ranks(then) - 1
-            return gain if holds and gain >= LEAST else 0.0
-        if holds:
+                gain = (1 + gain) * now.case.layout.world_size / then.case.layout.world_size - 1
+            return gain if self.holds(then) and gain >= LEAST else 0.0
+        if self.holds(then):
             return 1e6 * (1 + gain)
-        saved = 1 - _bytes(then) / now.device_bytes
         return saved / (LEAST + max(0.0, -gain)) if saved >= LEAST else 0.0
 
     # -- hunks -----------------------------------------------------------------------------------------------------
@@ -325,20 +331,9 @@ class _Asking:
     def hunk(self, trial: Trial, together: dict[str, str]) -> FixHunk:
         """A change with the planner's names for what it moves."""
         before, after = (tofile.values(one.one.case) for one in (self.base, trial))
-        moved = {name: (before.get(name), after.get(name)) for name in SHOWN if before.get(name) != after.get(name)}
+        moved = {name: (before.get(name), after.get(name)) for name in FIELDS if before.get(name) != after.get(name)}
         same = same_training(trial.one.case.job, self.base.one.case.job)
         return FixHunk(trial, together, moved, same)
-
-
-SHOWN = (
-    "gpus", "nodes", "engine", "zero_stage", "dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "cp_method",
-    "micro_batch_size", "grad_accum", "recompute", "reshard_after_forward", "offload_optimizer", "offload_params",
-    "offload_activations", "loss", "liger", "attention", "experts", "compile", "ddp_bucket_bytes",
-    "reduce_bucket_elements", "allgather_bucket_elements", "zero3_prefetch_elements", "zero3_persistence_elements",
-    "zero3_max_live_elements", "zero3_max_reuse_elements", "zero_secondary_shard", "overlap_comm", "pp_schedule",
-    "virtual_stages", "optimizer_implementation", "paged_states", "optimizer", "method", "seq_len", "precision",
-)  # fmt: skip
-"""Fields that a hunk is told by."""
 
 
 def same_training(job: TrainingJob, other: TrainingJob) -> bool:
@@ -436,22 +431,12 @@ def _same_job(found: TrainingJob, wanted: TrainingJob, base: TrainingJob) -> boo
     return told[0] == told[1] and (found.precision == wanted.precision or wanted.method != base.method)
 
 
-def _holds(now: Trial, then: WhatIf | Trial) -> bool:
-    if isinstance(then, Trial):
-        return then.fits
-    limit = limit_bytes(now.question, then.case)
-    return then.memory.device_bytes <= limit and then.memory.host_fits is not False
-
-
-def _gain(now: Trial, then: WhatIf | Trial) -> float:
+def _gain(now: Figures, then: Figures) -> float:
     """Share of tokens/s won; 0 where a time is unknown."""
-    speed = then.tokens_per_s if isinstance(then, Trial) else then.throughput.tokens_per_s
-    return 0.0 if speed is None or not now.tokens_per_s else float(speed) / now.tokens_per_s - 1
+    ratio = speed_ratio(then.throughput, now.throughput)
+    return 0.0 if ratio is None else ratio - 1
 
 
-def _bytes(then: WhatIf | Trial) -> float:
-    return then.device_bytes if isinstance(then, Trial) else float(then.memory.device_bytes)
-
-
-def _ranks(then: WhatIf | Trial) -> int:
-    return then.gpus if isinstance(then, Trial) else then.case.layout.world_size
+def _saved(now: Figures, then: Figures) -> float:
+    """Share of the memory on the card that is saved."""
+    return 1 - float(then.memory.device_bytes) / float(now.memory.device_bytes)

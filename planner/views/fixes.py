@@ -71,11 +71,13 @@ in LESS, which saves memory."""
 LESS = ("micro_batch_size", "overlap_comm")
 BUFFERS = ("Buffers for what is sent or gathered are smaller.", "Larger buffers send and gather less often.")
 FOLLOWING = {
-    "grad_accum", "nodes", "dp_replicate", "cp_method", "precision", "ddp_bucket_bytes", "reduce_bucket_elements",
-    "allgather_bucket_elements",
-}  # fmt: skip
-"""Fields that are not named where another of the hunk's decides them."""
-WITH_OTHERS = {"zero_stage", "dp_shard", "reshard_after_forward"}
+    "engine": ("zero_stage", "dp_shard", "reshard_after_forward", "overlap_comm", "optimizer_implementation"),
+    "gpus": ("dp_shard",),
+    "zero_stage": ("overlap_comm", "reshard_after_forward"),
+    "method": ("precision", "optimizer_implementation"),
+    "optimizer": ("optimizer_implementation",),
+}
+"""Fields that are not named beside one that decides them."""
 
 
 def fixes_text(found: FixedFiles, width: int | None) -> str:
@@ -140,12 +142,10 @@ def _moved(hunk: FixHunk) -> str:
 
 def _named(hunk: FixHunk) -> list[str]:
     """The fields that say what a hunk does: those that follow are left out."""
-    follow = FOLLOWING | (WITH_OTHERS if hunk.options.keys() & {"engine", "gpus"} else set())
-    if hunk.options.keys() & {"engine", "zero_stage"}:
-        follow = follow | {name for name in hunk.options if name.startswith(("zero3_", "overlap_"))}
-    if not hunk.same_training and "method" not in hunk.options:
-        follow = follow - {"precision"}
-    return [name for name in hunk.options if name not in follow] or list(hunk.options)
+    follow = {name for field in hunk.options for name in FOLLOWING.get(field, ())}
+    if hunk.same_training:
+        follow.add("precision")
+    return [name for name in hunk.options if name in WHY and name not in follow] or list(hunk.options)
 
 
 def _value(value: Any) -> str:

@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from planner.ask.fromfile.files import decoded
-from planner.basics.errors import PlannerError
+from planner.basics.errors import PlannerError, refusing
 from planner.basics.quoting import yaml_value
+from planner.basics.reading import yaml_nodes
 
 GONE = object()
 """In the place of a value: the key is taken out."""
@@ -63,44 +64,35 @@ def check_keys(text: str, path: str) -> None:
     """Refuse a YAML or JSON file that has a key twice (PlannerError): readers differ in which of them counts."""
     nodes = [("", _composed(text, path))]
     for prefix, node in nodes:
-        held = node.value if isinstance(node.value, list) else []
-        names = [pair[0].value for pair in held if isinstance(pair, tuple)]
-        for name in names:
-            if isinstance(name, str) and names.count(name) > 1:
-                raise PlannerError(f"{path}: {prefix}{name}", None, "stands there twice", "Keep one of them")
-        nodes += [(f"{prefix}{pair[0].value}.", pair[1]) for pair in held if isinstance(pair, tuple)]
+        seen: set[str] = set()
+        for key, value in node.value if node.id == "mapping" else ():
+            if str(key.value) in seen:
+                raise PlannerError(f"{path}: {prefix}{key.value}", None, "stands there twice", "Keep one of them")
+            seen.add(str(key.value))
+            nodes.append((f"{prefix}{key.value}.", value))
 
 
 def _composed(text: str, path: str) -> Any:
-    import yaml
-
     # A tab stands between JSON's signs only, where YAML has no room for it: a space has the same width.
-    return yaml.compose(text.replace("\t", " ") if path.endswith(".json") else text, Loader=yaml.SafeLoader)
+    with refusing((ValueError, ImportError), path, None, "cannot be edited", "Change it by hand"):
+        return yaml_nodes(text.replace("\t", " ") if path.endswith(".json") else text)
 
 
 def _set_in_flow_or_block(text: str, names: list[str], value: Any, path: str) -> str:
-    import yaml
-
     node = _composed(text, path)
     for depth, name in enumerate(names):
-        if not isinstance(node, yaml.MappingNode):
+        if node.id != "mapping":
             raise _unsafe(path, names[:depth], "is no section of keys")
         found = [pair for pair in node.value if pair[0].value == name]
-        if len(found) > 1:
-            raise PlannerError(
-                f"{path}: {'.'.join(names[: depth + 1])}", None, "stands there twice", "Keep one of them"
-            )
         if not found:
-            if value is GONE:
-                return text
-            return _insert(text, node, names[depth:], value)
+            return text if value is GONE else _insert(text, node, names[depth:], value)
         key, inner = found[0]
         last = depth == len(names) - 1
         if last and value is GONE:
             return _without(text, node, key, inner, path, names)
-        if not last and value is GONE and not isinstance(inner, yaml.MappingNode):
+        if not last and value is GONE and inner.id != "mapping":
             return text
-        if last or (isinstance(inner, yaml.ScalarNode) and inner.tag.endswith(":null")):
+        if last or inner.tag.endswith(":null"):
             return _replace(text, node, inner, _nested(names[depth + 1 :], value), path, names)
         node = inner
     return text
@@ -113,19 +105,13 @@ def _nested(names: Sequence[str], value: Any) -> Any:
 
 
 def _flow(value: Any) -> str:
-    """A value as both YAML and JSON read it."""
-    return (
-        msgspec.json.format(msgspec.json.encode(value), indent=0).decode() if isinstance(value, dict) else _word(value)
-    )
-
-
-def _word(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    """A value as YAML, JSON and, but for tables, TOML read it."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
 
 
 def _replace(text: str, holder: Any, node: Any, value: Any, path: str, names: list[str]) -> str:
     start, end = node.start_mark.index, node.end_mark.index
-    if isinstance(value, list) and isinstance(node.value, list) and not isinstance(value, dict):
+    if isinstance(value, list) and node.id == "sequence":
         return _extended(text, node, value, path, names)
     if isinstance(node.value, list) or node.style in BLOCK_STYLES:
         raise _unsafe(path, names, "has a value of several parts")
@@ -140,7 +126,7 @@ def _extended(text: str, node: Any, value: list[Any], path: str, names: list[str
         raise _unsafe(path, names, "is a list of other names")
     end = _end(node.value[-1])
     if node.flow_style:
-        return text[:end] + "".join(f", {_word(one)}" for one in value[held:]) + text[end:]
+        return text[:end] + "".join(f", {_flow(one)}" for one in value[held:]) + text[end:]
     indent = " " * text[text.rfind("\n", 0, node.value[-1].start_mark.index) + 1 :].index("-")
     return _after_line(text, end, [f"{indent}- {yaml_value(one)}" for one in value[held:]])
 
@@ -148,7 +134,7 @@ def _extended(text: str, node: Any, value: list[Any], path: str, names: list[str
 def _insert(text: str, node: Any, names: list[str], value: Any) -> str:
     """A new key at the end of its section."""
     if not node.value or node.flow_style:
-        return _insert_in_flow(text, node, f"{_word(names[0])}: {_flow(_nested(names[1:], value))}")
+        return _insert_in_flow(text, node, f"{_flow(names[0])}: {_flow(_nested(names[1:], value))}")
     indent = " " * node.value[0][0].start_mark.column
     lines = [f"{indent}{'  ' * depth}{yaml_value(name)}:" for depth, name in enumerate(names)]
     lines[-1] += f" {yaml_value(value)}"
@@ -213,7 +199,7 @@ def _after_line(text: str, place: int, lines: Sequence[str]) -> str:
 def _set_in_toml(text: str, names: list[str], value: Any, path: str) -> str:
     *section, name = names
     start = _header_end(text, section)
-    written = "" if value is GONE else _word(value)
+    written = "" if value is GONE else _flow(value)
     if start is None:
         if value is GONE:
             return text
