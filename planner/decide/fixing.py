@@ -94,7 +94,7 @@ Figures = WhatIf | Estimate
 """What has a case, memory and speed."""
 
 
-class Candidate(NamedTuple):
+class FixCandidate(NamedTuple):
     """What the files can say, with its figures; `parts` are the fields of the two changes that it is made of."""
 
     then: Figures
@@ -208,14 +208,14 @@ class _Asking:
                 return one.parts or (_apart(now.case, one.then.case),)
         return None
 
-    def candidates(self, now: Estimate, training: tuple[str, ...]) -> Iterator[Candidate]:
+    def candidates(self, now: Estimate, training: tuple[str, ...]) -> Iterator[FixCandidate]:
         """Cases a change away; of those that are faster and do not fit, with a second change that saves memory."""
         known = self.base.question.calibration
         singles = [predicted(one, known) for one in self.near(now.case, training)]
-        yield from map(Candidate, singles)
+        yield from map(FixCandidate, singles)
         if not now.fits or self.goal == "fit":
             return
-        yield from map(Candidate, self.on_half(now))
+        yield from map(FixCandidate, self.on_half(now))
         faster = [one for one in singles if not self.holds(one) and _gain(now, one) > LEAST]
         smaller = [one for one in singles if _saved(now, one) > LEAST]
         pairs = []
@@ -228,7 +228,7 @@ class _Asking:
                 pairs.append((larger > limit_bytes(self.base.question, both), -gain, both, parts))
         for _, _, both, parts in sorted(pairs, key=lambda pair: pair[:2])[:PAIRS]:
             if _legal(both):
-                yield Candidate(predicted(both, known), parts)
+                yield FixCandidate(predicted(both, known), parts)
 
     def near(self, case: Case, training: tuple[str, ...]) -> Iterator[Case]:
         """Legal cases a change away that the files can say, of the same training but for one kind of change."""
@@ -358,7 +358,7 @@ def _compounds(case: Case) -> Iterator[Change]:
 def _sharded(case: Case) -> Iterator[Change]:
     """FSDP2 in the place of copies; some files mean mixed precision then, where copies train in 16 bits alone."""
     layout = case.layout
-    if layout.engine != "ddp":
+    if layout.facts.copies != "replicas":
         return
     sizes = {"dp_replicate": 1, "dp_shard": layout.dp_replicate}
     other = replace(layout, engine=SHARDING, zero_stage=ENGINES[SHARDING].usual_stage, **sizes)
