@@ -41,7 +41,7 @@ def read(path: str | os.PathLike[str], *beside: str | os.PathLike[str]) -> Under
     """A configuration, of one file or several that are used together (a launcher's and a recipe): every key is in the
     lines, or among the ignored. Files that contradict each other, or two recipes, are refused (PlannerError)."""
     given = [one for name in (path, *beside) for one in _tables(name)]
-    kinds = [_format(name, data) for name, data in given]
+    kinds = [format_of(name, data) for name, data in given]
     order = sorted(range(len(given)), key=lambda place: FORMATS.index(kinds[place]))
     scripts = [place for place in order if kinds[place] not in LAUNCHERS]
     if len(scripts) > 1:
@@ -74,7 +74,8 @@ def _tables(name: str | os.PathLike[str]) -> list[tuple[str, dict[str, Any]]]:
     return [(str(name), files.load(name))]
 
 
-def _format(name: str, data: dict[str, Any]) -> ModuleType:
+def format_of(name: str, data: dict[str, Any]) -> ModuleType:
+    """The format of a table (PlannerError for none, or several)."""
     able = [one for one in FORMATS if one.detect(data)]
     known = ", ".join(one.NAME for one in FORMATS)
     if not able:

@@ -16,7 +16,8 @@ from planner.ask.fits import Uncounted
 from planner.ask.fromfile import hub, targets
 from planner.ask.fromfile.deepspeed import OfHidden
 from planner.ask.fromfile.sheet import HARMLESS, Ignored, Memory, OptionLine, Understood, said
-from planner.ask.options import Given, cluster_of, model_of
+from planner.ask.options import Given, cluster_of, model_of, question
+from planner.ask.question import Question
 from planner.basics.errors import PlannerError
 from planner.spec import ModelSpec, presets
 from planner.spec.engines import ENGINES
@@ -125,6 +126,11 @@ def _of_the_model(
         kept += tuple(Ignored(key, True, why, "not modelled", masks) for line in packed for key in line.keys)
         lines = [line for line in lines if line not in (*fused, *kernels, *packed)]
     return [targets.of_model(line, model) if line.option == "lora_targets" else line for line in lines], kept
+
+
+def question_of(one: Merged) -> Question:
+    """What is asked. A file is of another's launcher, so nothing need launch the answer."""
+    return msgspec.structs.replace(question(one.given), launching=False, uncounted=uncounted(one))
 
 
 def uncounted(one: Merged) -> Uncounted:

@@ -15,6 +15,7 @@ from planner.ask.tofile.fields import FIELDS, Values, at_rest, implied, told, va
 from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat
 from planner.ask.tofile.text import Line, command_of, json_of, yaml_of
 from planner.basics.errors import PlannerError, did_you_mean
+from planner.parallelism.case import Case
 from planner.spec.engines import ENGINES
 from planner.spec.formats import FORMATS as FAMILIES
 from planner.spec.formats import wrapped_classes
@@ -66,7 +67,7 @@ def format_of(word: str) -> ModuleType:
     return FORMATS[word.lower()]
 
 
-def values(plan: Plan) -> dict[str, Any]:
+def values(plan: Plan | Case) -> dict[str, Any]:
     """The fields of a plan, with what its files need beside them."""
     classes = ",".join(wrapped_classes(plan.model)) if plan.model.described or plan.model.family in FAMILIES else ""
     return values_of(plan) | {"classes": classes, "spec": plan.model, "device_kind": plan.cluster.gpu.kind}
