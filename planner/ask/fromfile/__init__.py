@@ -20,6 +20,7 @@ from planner.ask.fromfile import (
     files,
     llamafactory,
     llamafactory_v1,
+    megatron,
     swift,
     torchrun,
     torchtitan,
@@ -32,7 +33,7 @@ from planner.basics.errors import PlannerError
 LAUNCHERS: tuple[ModuleType, ...] = (torchrun, accelerate, deepspeed)
 """Formats that say nothing of what is trained: one of the others may be beside them, whose word on OF_THE_SCRIPT is the
 last (transformers 5.23.0, training_args.py, sets Accelerate's mixed precision)."""
-FORMATS: tuple[ModuleType, ...] = (*LAUNCHERS, torchtitan, axolotl, llamafactory, llamafactory_v1, swift, trl)
+FORMATS: tuple[ModuleType, ...] = (*LAUNCHERS, torchtitan, axolotl, llamafactory, llamafactory_v1, megatron, swift, trl)
 """Each has NAME, KEYS (its table of keys/), detect and read: a new format is one module of that shape in this list."""
 OF_THE_SCRIPT = ("precision",)
 
