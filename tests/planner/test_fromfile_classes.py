@@ -93,6 +93,11 @@ LEAST: dict[str, dict[str, Any]] = {
     "LLaMA-Factory": {"model_name_or_path": "meta-llama/Llama-3.1-8B", "finetuning_type": "full", "do_train": True},
     "TRL": {"model_name_or_path": "meta-llama/Llama-3.1-8B", "bf16": True, "dtype": "bfloat16", "use_peft": True},
     "torchrun": {"nproc_per_node": 8},
+    "NeMo Automodel": {
+        "step_scheduler": {"local_batch_size": 1},
+        "dataset": {"seq_len": 2048},
+        "model": {"torch_dtype": "bf16"},
+    },
     "Megatron-LM": {
         "num-layers": 32,
         "hidden-size": 4096,
