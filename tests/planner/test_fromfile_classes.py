@@ -98,6 +98,20 @@ LEAST: dict[str, dict[str, Any]] = {
         "dataset": {"seq_len": 2048},
         "model": {"torch_dtype": "bf16"},
     },
+    "Megatron-Bridge": {
+        "model": {
+            "num_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "gated_linear_unit": True,
+            "add_bias_linear": False,
+            "normalization": "RMSNorm",
+            "position_embedding_type": "rope",
+            "hidden_dropout": 0.0,
+            "vocab_size": 128256,
+            "tensor_model_parallel_size": 1,
+        },
+    },
     "Megatron-LM": {
         "num-layers": 32,
         "hidden-size": 4096,

@@ -16,7 +16,7 @@ import pytest
 from test_fromfile import read_table
 
 from planner.ask import fromfile
-from planner.ask.fromfile import commandline, megatron, megatron_sizes, merge
+from planner.ask.fromfile import commandline, megatron, megatron_bridge, megatron_sizes, merge
 from planner.ask.fromfile.classes import classes, meaning
 from planner.ask.fromfile.sheet import Sheet, Understood
 from planner.basics.errors import PlannerError
@@ -257,3 +257,94 @@ def test_a_flag_that_is_said_twice_is_refused() -> None:
 def test_inference_trains_nothing() -> None:
     with pytest.raises(PlannerError, match="trains nothing"):
         read_table("Megatron-LM", {"MODEL_ARGS": {"--num-layers": 2}, "MODE": "inference"})
+
+
+# -- Megatron-Bridge's dumps ---------------------------------------------------------------------------------------
+
+DUMP: dict[str, dict[str, Any]] = {
+    "model": {
+        "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_query_groups": 8,
+        "ffn_hidden_size": 14336, "gated_linear_unit": True, "add_bias_linear": False, "normalization": "RMSNorm",
+        "position_embedding_type": "rope", "hidden_dropout": 0.0, "vocab_size": 128256, "seq_length": 4096,
+        "share_embeddings_and_output_weights": False, "tensor_model_parallel_size": 2,
+    },
+    "train": {"micro_batch_size": 1, "global_batch_size": 64},
+}  # fmt: skip
+
+
+def dumped(mixed: Any = "bf16_mixed", **changes: Any) -> Understood:
+    """A dump with fields that are typed as section__field."""
+    data: dict[str, Any] = {name: dict(section) for name, section in DUMP.items()} | {"mixed_precision": mixed}
+    for name, value in changes.items():
+        section, _, field = name.partition("__")
+        data.setdefault(section, {})[field] = value
+    return read_table("Megatron-Bridge", data)
+
+
+def whole() -> dict[str, dict[str, Any]]:
+    """Every field at the value that no recipe changes."""
+    nested: dict[str, dict[str, Any]] = {}
+    for section, fields in megatron_bridge.defaults().items():
+        for field, value in fields.items():
+            head, _, last = field.partition(".")
+            place = nested.setdefault(section, {})
+            if last:
+                place.setdefault(head, {})[last] = value
+            else:
+                place[head] = value
+    return {section: nested.get(section, {}) | DUMP.get(section, {}) for section in nested}
+
+
+def test_a_dump_of_every_field_asks_for_nothing_that_is_not_known() -> None:
+    found = read_table("Megatron-Bridge", whole() | {"mixed_precision": "bf16_mixed"})
+    assert not of_memory(found)
+    assert parameters(found.options["model"]) == parameters(presets.model("llama-3.1-8b"))
+    merge.merged(found, {"gpus": "8"})
+
+
+def test_a_field_that_a_recipe_changes_is_in_a_class_or_not_known() -> None:
+    assert of_memory(dumped(model__fp8_dot_product_attention=True)) == {"model.fp8_dot_product_attention": "more"}
+    assert of_memory(dumped(model__gradient_accumulation_fusion=False))["model.gradient_accumulation_fusion"] == "less"
+    assert of_memory(dumped(ddp__my_own=True)) == {"ddp.my_own": "more"}
+    kept = dumped(model__attention_backend={"_target_": "AttnBackend", "_args_": [3], "_call_": True})
+    assert of_memory(kept) == {"model.attention_backend._args_": "more"}
+
+
+@pytest.mark.parametrize("name", megatron_bridge.NAMED)
+def test_mixed_precision_stands_over_the_model_s_own_fields(name: str) -> None:
+    found = dumped(name, model__bf16=False, model__fp16=True).options
+    assert found["precision"] == megatron_bridge.NAMED[name]
+
+
+def test_gradients_are_as_wide_as_ddp_says() -> None:
+    narrow = dumped(None, model__bf16=True, ddp__grad_reduce_in_fp32=False)
+    assert narrow.options["narrow_gradients"] is True
+    wide = dumped(None, model__bf16=True, ddp__grad_reduce_in_fp32=True)
+    assert "narrow_gradients" not in wide.options
+
+
+def test_the_section_whose_field_is_on_counts() -> None:
+    for first, second in ((False, True), (True, False), (True, True)):
+        found = dumped(ddp__use_distributed_optimizer=first, optimizer__use_distributed_optimizer=second)
+        assert found.options["zero_stage"] == 1
+    assert dumped().options["zero_stage"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "answered"),
+    [
+        ({"peft__dim": 8}, None),
+        ({"model___target_": "megatron.bridge.models.t5_provider.T5ModelProvider"}, {"model": "8b"}),
+        ({"model__activation_func": {"_target_": "megatron.core.activations.squared_relu"}}, {"model": "8b"}),
+        ({"mixed": "fp16_with_mxfp8_mixed"}, {"precision": "mxfp8"}),
+        ({"mixed": {"bf16": True}}, {"precision": "bf16"}),
+        ({"ddp__use_megatron_fsdp": True}, {"runtime": "torchtitan"}),
+    ],
+)
+def test_what_decides_in_a_dump_is_refused(changes: dict[str, Any], answered: dict[str, str] | None) -> None:
+    found = dumped(**changes)
+    with pytest.raises(PlannerError) as refused:
+        merge.merged(found, {"gpus": "8"})
+    assert len(refused.value.sentence) < 300
+    if answered is not None:
+        merge.merged(found, {"gpus": "8"} | answered)

@@ -44,8 +44,8 @@ OPTIMIZERS = {"adam": "adamw", "sgd": "sgd"}
 CONTEXT = {"p2p": "ring", "a2a": "ulysses"}
 BACKENDS = {"deepep": "deepep", "hybridep": "hybridep"}
 """moe-flex-dispatcher-backend, of the dispatcher flex."""
-KEPT_FUSED = ("auto", "flash", "fused")
-"""Backends of attention that keep its result and a number a row."""
+SCORES_KEPT = ("unfused", "local")
+"""Backends of attention that keep more than its result and a number a row."""
 LAYERS = {"E": 0, "L": 0, "m": 0, "t": 1}
 """Letters of a pipeline's layout, and the layers that they count as (pipeline_parallel_layer_layout.py)."""
 REPEATED = re.compile(r"\(([EtmL|]{1,999})\)\*(\d{1,3})|([EtmL|])\*(\d{1,3})")
@@ -85,8 +85,7 @@ def arguments(sheet: Sheet, beside: str = "") -> None:
         _stages(sheet, model)
     _experts(sheet)
     recompute(sheet)
-    backend = str(sheet.data.get("attention-backend") or "auto").rpartition(".")[2]
-    if backend not in KEPT_FUSED:
+    if (backend := str(sheet.data.get("attention-backend") or "auto")) in SCORES_KEPT:
         sheet.unmodelled("attention-backend", f"attention {backend} keeps its scores", "more")
     sheet.ignore("attention-backend", "keeps what fused attention keeps, as is estimated")
 
