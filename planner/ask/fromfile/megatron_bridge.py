@@ -139,7 +139,7 @@ def _mixed(sheet: Sheet) -> None:
     if name is None:
         sheet.ignore(MIXED, "the model's own fields stand")
         return
-    if name not in NAMED:
+    if str(name) not in NAMED:
         sheet.decides(MIXED, "its numbers are not planned", "Add --precision bf16, or fp8", "precision")
         return
     precision = NAMED[str(name)]

@@ -155,14 +155,14 @@ def _experts(sheet: Sheet, facts: dict[str, Any]) -> dict[str, Any]:
         sheet.whole("moe-ffn-hidden-size") or facts["ffn"],
         sheet.whole("moe-shared-expert-intermediate-size"),
     )
-    if shared and shared % width:
+    if shared and (width < 1 or shared % width):
         raise NotPlanned("moe-shared-expert-intermediate-size", f"is not a multiple of an expert's width, {width}")
     topk, scale = sheet.whole("moe-router-topk"), sheet.real("moe-router-topk-scaling-factor")
     moe = Moe(
         experts=sheet.whole("num-experts") or 0,
         top_k=2 if topk is None else topk,
         expert_ffn=width,
-        shared_experts=(shared or 0) // width,
+        shared_experts=(shared or 0) // max(width, 1),
         dense_layers=_dense_layers(sheet, facts["layers"]),
         scale=1.0 if scale is None else scale,
         groups=sheet.whole("moe-router-num-groups") or 1,
