@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from planner.ask.fromfile.classes import Classes, meaning
 from planner.basics.errors import PlannerError, did_you_mean
@@ -113,6 +114,19 @@ class Sheet:
         self._own: dict[str, tuple[Any, tuple[str, ...]]] = {}
         self._theirs: dict[str, tuple[Any, tuple[str, ...], str]] = {}
         self._included: dict[str, Any] = {}
+        self.spelt: dict[str, str] = {}
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Keys by the names that a reader and its table have for them: the account has the file's own again."""
+        again: dict[str, Any] = {}
+        for key, value in self.data.items():
+            name = names.get(key, key)
+            if name in again:
+                raise self.wrong(key, f"is said twice, and as {self.spelt.get(name, name)}", "Say it once")
+            again[name] = value
+            if name != key:
+                self.spelt[name] = key
+        self.data = again
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -185,7 +199,7 @@ class Sheet:
 
     def wrong(self, key: str, rule: str, fix: str = "") -> PlannerError:
         """A refusal that names the file and the key."""
-        return PlannerError(f"{self.path}: {key}", self.data.get(key), rule, fix)
+        return PlannerError(f"{self.path}: {self.spelt.get(key, key)}", self.data.get(key), rule, fix)
 
     def idle(self, job: str) -> PlannerError:
         """A refusal of a file that trains nothing."""
@@ -260,6 +274,7 @@ class Sheet:
     def decides(self, key: str, why: str, fix: str, *by: str) -> None:
         """Without this key there is no answer, unless the command line has one of these options."""
         if key in self.data:
+            self._lines = [replace(one, keys=tuple(name for name in one.keys if name != key)) for one in self._lines]
             self._ignored[key] = Ignored(key, self.data[key], why, "not modelled", "decides", fix, by)
 
     def ignore_section(self, section: str, why: str) -> None:
@@ -288,7 +303,7 @@ class Sheet:
                 self._theirs[line.option] = (line.value, line.keys, other.path)
         for one in other.ignored:
             self.data[f"{key}.{one.key}"] = one.value
-            self._ignored[f"{key}.{one.key}"] = msgspec.structs.replace(one, key=f"{key}.{one.key}")
+            self._ignored[f"{key}.{one.key}"] = replace(one, key=f"{key}.{one.key}")
 
     def against(self, key: str, value: Any, other: str, theirs: Any, path: str) -> PlannerError:
         """A refusal of a file that contradicts one that it names."""
@@ -317,9 +332,12 @@ class Sheet:
             else:
                 self.unmodelled(key, found.why, MOVES[found.kind])
                 if found.norm:
-                    self._ignored[key] = msgspec.structs.replace(self._ignored[key], norm=found.norm)
-        values = self.data | self._included
-        return Understood(self.name, self.path, tuple(self._lines), tuple(self._ignored.values()), values)
+                    self._ignored[key] = replace(self._ignored[key], norm=found.norm)
+        own = self.spelt
+        lines = [replace(line, keys=tuple(own.get(key, key) for key in line.keys)) for line in self._lines]
+        ignored = [replace(one, key=own.get(one.key, one.key)) for one in self._ignored.values()]
+        values = {own.get(key, key): value for key, value in self.data.items()} | self._included
+        return Understood(self.name, self.path, tuple(lines), tuple(ignored), values)
 
 
 def _differ(ours: Any, theirs: Any) -> bool:
