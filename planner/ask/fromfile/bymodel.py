@@ -1,0 +1,96 @@
+"""Keys that mean something by the model: adapted modules, parts that some models have, and what no description of an
+imported model has, of which the file's figure is a bound.
+
+Not here: what any key sets (a module a format), or the rules that refuse an option (planner/parallelism).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from planner.ask.fromfile import targets
+from planner.ask.fromfile.sheet import Ignored, Memory, OptionLine
+from planner.inventory.compute import LIGER_FAMILIES
+from planner.spec import ModelSpec
+from planner.spec.described import Described, changes_logits
+
+OPTIONS = ("lora_targets", "attention", "liger", "packing", "loss", "compile", "seq_len")
+"""Options that mean something by the model."""
+
+FUSED = ("sdpa", "flash2", "flash3", "flash4")
+"""Codes of attention that keep the result and a number a row."""
+
+ROUNDED = "resize_token_embeddings_to_32x"
+"""Axolotl's key of a table with a multiple of 32 rows (067b021, loaders/model.py, _resize_token_embeddings)."""
+
+Account = tuple[list[OptionLine], tuple[Ignored, ...]]
+
+
+def asks(lines: Sequence[OptionLine], ignored: Sequence[Ignored]) -> bool:
+    """Whether the account has a key that means something by the model."""
+    return any(line.option in OPTIONS for line in lines) or any(one.norm or one.key == ROUNDED for one in ignored)
+
+
+def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpec) -> Account:
+    """The account as this model has it."""
+    kept = [_of_part(one, model) for one in ignored]
+    if model.described is not None:
+        lines = [_at_length(line, model, model.described) if line.option == "seq_len" else line for line in lines]
+    found = []
+    for line in lines:
+        if (less := _unmodelled(line, lines, model)) is None:
+            found.append(targets.of_model(line, model) if line.option == "lora_targets" else line)
+        else:
+            why, memory = less
+            value = line.value if line.option == "attention" else True
+            kept += [Ignored(key, value, why, "not modelled", memory) for key in line.keys]
+    return found, tuple(kept)
+
+
+def _of_part(one: Ignored, model: ModelSpec) -> Ignored:
+    """A key of a part that this model has not, or that changes nothing of its sizes."""
+    if one.norm and model.described is None and one.norm != model.norm:
+        return Ignored(one.key, one.value, f"{model.name} has no such part", "none")
+    if one.key == ROUNDED and one.memory == "more" and model.vocab % 32 == 0:
+        return Ignored(one.key, one.value, f"{model.name} has {model.vocab:,} rows, a multiple of 32", "none")
+    return one
+
+
+def _unmodelled(line: OptionLine, lines: Sequence[OptionLine], model: ModelSpec) -> tuple[str, Memory] | None:
+    """Why this model is planned without an option, and what that does to memory; None where it is planned with it."""
+    if line.option == "liger" and (model.described is not None or model.family not in LIGER_FAMILIES):
+        return "not modelled: fused kernels keep less", "less"
+    if model.described is None:
+        return None
+    if line.option == "attention":
+        return _attention(line, model)
+    if line.option == "compile":
+        return "not modelled: compiled code fuses operations, and keeps less", "less"
+    if line.option == "packing" and line.value == "packed":
+        masks: Memory = "same" if any(_is_flash(one) for one in lines) else "more"
+        return "not modelled: attention of a full row, not of each document", masks
+    if line.option == "loss" and line.value != "whole" and changes_logits(model.described):
+        return f"not modelled: {model.name} changes its logits before the loss; all are estimated", "less"
+    return None
+
+
+def _attention(line: OptionLine, model: ModelSpec) -> tuple[str, Memory] | None:
+    if line.value in FUSED:
+        return f"{model.name} is planned with the attention that Transformers chooses, which keeps as much", "same"
+    return ("not modelled: attention scores kept in memory", "more") if line.value == "eager" else None
+
+
+def _is_flash(line: OptionLine) -> bool:
+    return line.option == "attention" and str(line.value).startswith("flash")
+
+
+def _at_length(line: OptionLine, model: ModelSpec, described: Described) -> OptionLine:
+    """The next length that an imported model is described at, where the file's own is none."""
+    step = described.multiple_of
+    length = -(-max(line.value, described.shortest) // step) * step
+    if length == line.value or (described.longest and length > described.longest):
+        return line
+    note = f"not modelled: {model.name} is described at multiples of {step}, of which {length} is the next"
+    return msgspec.structs.replace(line, value=length, note="; ".join(filter(None, (line.note, note))), memory="less")
