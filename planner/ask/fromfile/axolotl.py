@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from planner.ask.fromfile import compiled, split, trainer
+from planner.ask.fromfile import bymodel, compiled, split, trainer
 from planner.ask.fromfile.sheet import OFF, Means, Sheet
 from planner.spec.options import ALL_LINEAR
 
@@ -197,20 +197,18 @@ def _method(sheet: Sheet) -> None:
     sheet.ignore("peft_autocast_adapter_dtype", "on, as is estimated")
 
 
-OWN_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
-
-
 def _own_kernels(sheet: Sheet) -> None:
     """Its functions of adapters with frozen matrices, which it puts in place of peft's modules unless a key or the
     model's code is in the way (067b021, utils/schemas/config.py, check_auto_enable_lora_kernels)."""
     versions = ("fsdp_version", "fsdp_config.fsdp_version", "fsdp_config.version")
     first = sheet.under("fsdp_config") and 2 not in map(sheet.whole, versions)
-    said = any(sheet.has(key) for key in OWN_KERNELS)
+    said = any(sheet.has(key) for key in (*bymodel.FUSED_ADAPTERS, "lora_embedding_kernel"))
     off = said or first or sheet.flag("trust_remote_code") or sheet.flag("nvfp4_merge_aware")
-    if sheet.says("method") != "full" and not off and not sheet.flag("load_in_8bit"):
-        line = next(line for line in sheet.lines if line.option == "method")
-        note = "not modelled: Axolotl's functions of adapters keep less (lora_*_kernel, on without a word)"
-        sheet.means("method", line.value, *line.keys, note="; ".join(filter(None, (line.note, note))), memory="less")
+    if sheet.says("method") == "full" or off or sheet.flag("load_in_8bit"):
+        return
+    for key in bymodel.FUSED_ADAPTERS:
+        sheet.data[key] = None
+        sheet.unmodelled(key, "on without a word: fused adapters keep less", "less")
 
 
 def _context(sheet: Sheet) -> None:

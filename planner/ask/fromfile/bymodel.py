@@ -12,9 +12,11 @@ import msgspec
 
 from planner.ask.fromfile import targets
 from planner.ask.fromfile.sheet import Ignored, Memory, OptionLine
+from planner.inventory import default_lora, lora_targets
 from planner.inventory.compute import LIGER_FAMILIES
 from planner.spec import ModelSpec
 from planner.spec.described import Described, changes_logits
+from planner.spec.options import ALL_LINEAR
 
 OPTIONS = ("lora_targets", "attention", "liger", "packing", "loss", "compile", "seq_len")
 """Options that mean something by the model."""
@@ -25,23 +27,40 @@ FUSED = ("sdpa", "flash2", "flash3", "flash4")
 ROUNDED = "resize_token_embeddings_to_32x"
 """Axolotl's key of a table with a multiple of 32 rows (067b021, loaders/model.py, _resize_token_embeddings)."""
 
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_LINEAR = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
+FUSED_ADAPTERS = {
+    "lora_mlp_kernel": ((_MLP, _MLP),),
+    "lora_qkv_kernel": ((_ATTENTION, _ATTENTION[:3]), *((_LINEAR, (name,)) for name in _LINEAR[:4])),
+    "lora_o_kernel": ((_ATTENTION, _ATTENTION[3:]), (_LINEAR, _LINEAR[4:])),
+}
+"""Axolotl's keys of adapters' functions: the modules that a layer must have, and those that must be adapted (067b021,
+monkeypatch/lora_kernels.py, apply_lora_kernel_patches)."""
+
 Account = tuple[list[OptionLine], tuple[Ignored, ...]]
 
 
 def asks(lines: Sequence[OptionLine], ignored: Sequence[Ignored]) -> bool:
     """Whether the account has a key that means something by the model."""
-    return any(line.option in OPTIONS for line in lines) or any(one.norm or one.key == ROUNDED for one in ignored)
+    return any(line.option in OPTIONS for line in lines) or any(_means(one) for one in ignored)
+
+
+def _means(one: Ignored) -> bool:
+    return bool(one.norm) or one.key == ROUNDED or one.key in FUSED_ADAPTERS
 
 
 def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpec) -> Account:
     """The account as this model has it."""
-    kept = [_of_part(one, model) for one in ignored]
     if model.described is not None:
         lines = [_at_length(line, model, model.described) if line.option == "seq_len" else line for line in lines]
+    lines = [targets.of_model(line, model) if line.option == "lora_targets" else line for line in lines]
+    adapted = _adapted(lines, model)
+    kept = [_of_part(one, model, adapted) for one in ignored]
     found = []
     for line in lines:
         if (less := _unmodelled(line, lines, model)) is None:
-            found.append(targets.of_model(line, model) if line.option == "lora_targets" else line)
+            found.append(line)
         else:
             why, memory = less
             value = line.value if line.option == "attention" else True
@@ -49,8 +68,20 @@ def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpe
     return found, tuple(kept)
 
 
-def _of_part(one: Ignored, model: ModelSpec) -> Ignored:
+def _adapted(lines: Sequence[OptionLine], model: ModelSpec) -> tuple[str, ...]:
+    """The modules that carry adapters where the method is one of them."""
+    said = next((line.value for line in lines if line.option == "lora_targets"), None)
+    if said is None:
+        return default_lora(model).targets
+    return lora_targets(model) if said == ALL_LINEAR else tuple(str(said).split(","))
+
+
+def _of_part(one: Ignored, model: ModelSpec, adapted: Sequence[str]) -> Ignored:
     """A key of a part that this model has not, or that changes nothing of its sizes."""
+    if one.key in FUSED_ADAPTERS and one.memory == "less":
+        there = set(lora_targets(model))
+        if not any(there.issuperset(has) and set(adapted).issuperset(taken) for has, taken in FUSED_ADAPTERS[one.key]):
+            return Ignored(one.key, one.value, f"{model.name} has no such modules with adapters", "none")
     if one.norm and model.described is None and one.norm != model.norm:
         return Ignored(one.key, one.value, f"{model.name} has no such part", "none")
     if one.key == ROUNDED and one.memory == "more" and model.vocab % 32 == 0:
