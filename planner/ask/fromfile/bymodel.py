@@ -7,22 +7,28 @@ Not here: what any key sets (a module a format), or the rules that refuse an opt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from planner.ask.fromfile import targets
 from planner.ask.fromfile.sheet import Ignored, Memory, OptionLine
-from planner.inventory import default_lora, lora_targets
+from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.compute import LIGER_FAMILIES
 from planner.spec import ModelSpec
 from planner.spec.described import Described, changes_logits
 from planner.spec.options import ALL_LINEAR
 
-OPTIONS = ("lora_targets", "attention", "liger", "packing", "loss", "compile", "seq_len")
+OPTIONS = ("lora_targets", "modules_to_save", "attention", "liger", "packing", "loss", "compile", "seq_len")
 """Options that mean something by the model."""
 
-FUSED = ("sdpa", "flash2", "flash3", "flash4")
+FUSED = ("sdpa", "flash2", "flash3", "flash4", "flex")
 """Codes of attention that keep the result and a number a row."""
+NO_MASK = ("flash2", "flash3", "flash4", "flex")
+"""Those that keep packed documents apart without a mask of all pairs."""
+
+SEEN = ("image_tokens",)
+"""The option that answers for what is beside the text."""
 
 ROUNDED = "resize_token_embeddings_to_32x"
 """Axolotl's key of a table with a multiple of 32 rows (067b021, loaders/model.py, _resize_token_embeddings)."""
@@ -47,7 +53,7 @@ def asks(lines: Sequence[OptionLine], ignored: Sequence[Ignored]) -> bool:
 
 
 def _means(one: Ignored) -> bool:
-    return bool(one.norm) or one.key == ROUNDED or one.key in FUSED_ADAPTERS
+    return bool(one.norm) or one.by == SEEN or one.key == ROUNDED or one.key in FUSED_ADAPTERS
 
 
 def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpec) -> Account:
@@ -55,6 +61,7 @@ def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpe
     if model.described is not None:
         lines = [_at_length(line, model, model.described) if line.option == "seq_len" else line for line in lines]
     lines = [targets.of_model(line, model) if line.option == "lora_targets" else line for line in lines]
+    lines = _saved(lines, model)
     adapted = _adapted(lines, model)
     kept = [_of_part(one, model, adapted) for one in ignored]
     found = []
@@ -66,6 +73,31 @@ def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpe
             value = line.value if line.option == "attention" else True
             kept += [Ignored(key, value, why, "not modelled", memory) for key in line.keys]
     return found, tuple(kept)
+
+
+def _saved(lines: list[OptionLine], model: ModelSpec) -> list[OptionLine]:
+    """Modules that are trained whole, by their paths, of which peft takes any end (0.21, tuners/tuners_utils.py). Where
+    one table is both of them peft trains two copies, as if it were two (utils/other.py, ModulesToSaveWrapper)."""
+    saved = next((line for line in lines if line.option == "modules_to_save"), None)
+    if saved is None:
+        return lines
+    apart = msgspec.structs.replace(model, tied=False) if model.tied and model.described is None else model
+    names = [name.strip() for name in str(saved.value).split(",")]
+    paths = [next((path for path in savable_modules(apart) if _ends(path, name)), name) for name in names]
+    if apart is model:
+        return [msgspec.structs.replace(line, value=",".join(paths)) if line is saved else line for line in lines]
+    if set(paths) != set(savable_modules(apart)) or not any(line.option == "model" for line in lines):
+        return lines
+    note = "not modelled: under both copies there is one frozen table; two are counted"
+    changed: dict[str, dict[str, Any]] = {
+        "modules_to_save": {"value": ",".join(paths), "note": note, "memory": "less"},
+        "model": {"value": apart},
+    }
+    return [msgspec.structs.replace(line, **changed.get(line.option, {})) for line in lines]
+
+
+def _ends(path: str, name: str) -> bool:
+    return path == name or path.endswith(f".{name}")
 
 
 def _adapted(lines: Sequence[OptionLine], model: ModelSpec) -> tuple[str, ...]:
@@ -82,6 +114,9 @@ def _of_part(one: Ignored, model: ModelSpec, adapted: Sequence[str]) -> Ignored:
         there = set(lora_targets(model))
         if not any(there.issuperset(has) and set(adapted).issuperset(taken) for has, taken in FUSED_ADAPTERS[one.key]):
             return Ignored(one.key, one.value, f"{model.name} has no such modules with adapters", "none")
+    towers = model.described is not None and model.described.towers
+    if one.by == SEEN and not towers:
+        return Ignored(one.key, one.value, f"{model.name} reads text alone", "none")
     if one.norm and model.described is None and one.norm != model.norm:
         return Ignored(one.key, one.value, f"{model.name} has no such part", "none")
     if one.key == ROUNDED and one.memory == "more" and model.vocab % 32 == 0:
@@ -100,7 +135,7 @@ def _unmodelled(line: OptionLine, lines: Sequence[OptionLine], model: ModelSpec)
     if line.option == "compile":
         return "not modelled: compiled code fuses operations, and keeps less", "less"
     if line.option == "packing" and line.value == "packed":
-        masks: Memory = "same" if any(_is_flash(one) for one in lines) else "more"
+        masks: Memory = "same" if any(one.option == "attention" and one.value in NO_MASK for one in lines) else "more"
         return "not modelled: attention of a full row, not of each document", masks
     if line.option == "loss" and line.value != "whole" and changes_logits(model.described):
         return f"not modelled: {model.name} changes its logits before the loss; all are estimated", "less"
@@ -111,10 +146,6 @@ def _attention(line: OptionLine, model: ModelSpec) -> tuple[str, Memory] | None:
     if line.value in FUSED:
         return f"{model.name} is planned with the attention that Transformers chooses, which keeps as much", "same"
     return ("not modelled: attention scores kept in memory", "more") if line.value == "eager" else None
-
-
-def _is_flash(line: OptionLine) -> bool:
-    return line.option == "attention" and str(line.value).startswith("flash")
 
 
 def _at_length(line: OptionLine, model: ModelSpec, described: Described) -> OptionLine:

@@ -78,12 +78,12 @@ def merged(found: Understood, given: Given) -> Merged:
 
 
 def _decided(one: Ignored, path: str, typed: Sequence[str]) -> Ignored:
-    if one.memory != "decides":
-        return one
     for name in typed:
         if name in one.by:
             return Ignored(one.key, one.value, f"{OPTIONS[name].flag} stands", "none")
-    raise PlannerError(f"{path}: {one.key}", one.value, one.why, one.fix)
+    if one.memory == "decides":
+        raise PlannerError(f"{path}: {one.key}", one.value, one.why, one.fix)
+    return one
 
 
 def _of_the_model(

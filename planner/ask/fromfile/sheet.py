@@ -56,7 +56,7 @@ class OptionLine(msgspec.Struct, frozen=True):
 
 
 class Ignored(msgspec.Struct, frozen=True):
-    """A key that sets no option, and why. Of one that decides `by` are the options that answer in its place, and `fix`
+    """A key that sets no option, and why. `by` are the options that answer in its place, and of one that decides `fix`
     is the nearest way out; `norm` is of models that know the key, where not all do."""
 
     key: str
@@ -310,8 +310,8 @@ class Sheet:
                 self.decides(key, found.why, found.fix, *found.by)
             else:
                 self.unmodelled(key, found.why, MOVES[found.kind])
-                if found.norm:
-                    self._ignored[key] = msgspec.structs.replace(self._ignored[key], norm=found.norm)
+                changed = msgspec.structs.replace(self._ignored[key], norm=found.norm, by=found.by)
+                self._ignored[key] = changed
         values = self.data | self._included
         return Understood(self.name, self.path, tuple(self._lines), tuple(self._ignored.values()), values)
 
