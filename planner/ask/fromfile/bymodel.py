@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from planner.ask.fromfile import targets
-from planner.ask.fromfile.sheet import Ignored, Memory, OptionLine
+from planner.ask.fromfile.sheet import Ignored, Memory, OptionLine, Understood
 from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.compute import LIGER_FAMILIES
-from planner.spec import ModelSpec
+from planner.spec import ModelSpec, presets
 from planner.spec.described import Described, changes_logits
 from planner.spec.options import ALL_LINEAR
 
@@ -33,6 +33,8 @@ SEEN = ("image_tokens",)
 ROUNDED = "resize_token_embeddings_to_32x"
 """Axolotl's key of a table with a multiple of 32 rows (067b021, loaders/model.py, _resize_token_embeddings)."""
 
+AXOLOTL = "axolotl"
+"""The version of a runtime that has its functions of adapters."""
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _LINEAR = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
@@ -110,10 +112,8 @@ def _adapted(lines: Sequence[OptionLine], model: ModelSpec) -> tuple[str, ...]:
 
 def _of_part(one: Ignored, model: ModelSpec, adapted: Sequence[str]) -> Ignored:
     """A key of a part that this model has not, or that changes nothing of its sizes."""
-    if one.key in FUSED_ADAPTERS and one.memory == "less":
-        there = set(lora_targets(model))
-        if not any(there.issuperset(has) and set(adapted).issuperset(taken) for has, taken in FUSED_ADAPTERS[one.key]):
-            return Ignored(one.key, one.value, f"{model.name} has no such modules with adapters", "none")
+    if one.key in FUSED_ADAPTERS and one.memory == "less" and not _takes(one.key, model, adapted):
+        return Ignored(one.key, one.value, f"{model.name} has no such modules with adapters", "none")
     towers = model.described is not None and model.described.towers
     if one.by == SEEN and not towers:
         return Ignored(one.key, one.value, f"{model.name} reads text alone", "none")
@@ -122,6 +122,30 @@ def _of_part(one: Ignored, model: ModelSpec, adapted: Sequence[str]) -> Ignored:
     if one.key == ROUNDED and one.memory == "more" and model.vocab % 32 == 0:
         return Ignored(one.key, one.value, f"{model.name} has {model.vocab:,} rows, a multiple of 32", "none")
     return one
+
+
+def _takes(key: str, model: ModelSpec, adapted: Sequence[str]) -> bool:
+    """Whether a function of adapters finds its modules in a model, with adapters on all of them."""
+    there, on = set(lora_targets(model)), set(adapted)
+    return any(there.issuperset(has) and on.issuperset(taken) for has, taken in FUSED_ADAPTERS[key])
+
+
+def with_functions(found: Understood, model: ModelSpec) -> Understood:
+    """The version of the runtime that has Axolotl's functions of adapters, where all that find their modules are on and
+    the model is one of the families that are written out."""
+    lines, on = list(found.lines), [one for one in found.ignored if one.key in FUSED_ADAPTERS and one.memory == "less"]
+    adapted = _adapted(lines, model)
+    off = {key for key in FUSED_ADAPTERS if _takes(key, model, adapted)} - {one.key for one in on}
+    place = next((place for place, line in enumerate(lines) if line.option == "runtime"), None)
+    if place is None or off or not on or model.described is not None or found.options.get("dora"):
+        return found
+    name = f"{lines[place].value}@{AXOLOTL}"
+    if name not in presets.runtime_names():
+        return found
+    keys = (*lines[place].keys, *(one.key for one in on))
+    lines[place] = msgspec.structs.replace(lines[place], keys=keys, value=name)
+    ignored = tuple(one for one in found.ignored if one not in on)
+    return msgspec.structs.replace(found, lines=tuple(lines), ignored=ignored)
 
 
 def _unmodelled(line: OptionLine, lines: Sequence[OptionLine], model: ModelSpec) -> tuple[str, Memory] | None:

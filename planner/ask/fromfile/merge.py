@@ -71,6 +71,8 @@ def merged(found: Understood, given: Given) -> Merged:
         understood = _on_one_device(understood)
     elif "alone" in understood.options:
         understood = _on_several(understood)
+    if any(one.key in bymodel.FUSED_ADAPTERS and one.memory == "less" for one in understood.ignored):
+        understood = bymodel.with_functions(understood, model_of(whole, tuple(whole.get("presets") or ())))
     if understood.lines != tuple(lines):
         whole = {name: value for name, value in whole.items() if name not in found.options or name in typed}
         whole |= understood.options
