@@ -323,14 +323,16 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         found = [None if f"{role}.bias" in weights else self.adapter_of(weights[role]) for role in roles]
         return all(one is not None and not one.dropout and not one.dora for one in found)
 
-    def functions(self, *weights: Weight) -> functions.Formats | None:
+    def functions(self, *weights: Weight) -> functions.AdapterFormats | None:
         """How Axolotl's functions compute these linear modules, where all have adapters without magnitudes; None where
         peft's modules do."""
         found = [self.adapter_of(weight) for weight in weights] if self.kernels.adapters == "functions" else [None]
         lora = found[0]
         if lora is None or None in found or lora.dora:
             return None
-        return functions.Formats(lora, self.adapter_bytes, self.element_bytes, self.mask_share(self.element_bytes))
+        return functions.AdapterFormats(
+            lora, self.adapter_bytes, self.element_bytes, self.mask_share(self.element_bytes)
+        )
 
     def linear(
         self,

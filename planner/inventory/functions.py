@@ -18,7 +18,7 @@ from planner.inventory.tensors import Size, Weight
 from planner.spec import Lora
 
 
-class Formats(NamedTuple):
+class AdapterFormats(NamedTuple):
     """Bytes an element of adapters at rest and of what is computed, and the share that dropout's mask has of that."""
 
     lora: Lora
@@ -27,7 +27,7 @@ class Formats(NamedTuple):
     mask_share: float
 
 
-def linears(tape: Tape, x: Tensor, weights: Sequence[Weight], how: Formats) -> list[Tensor]:
+def linears(tape: Tape, x: Tensor, weights: Sequence[Weight], how: AdapterFormats) -> list[Tensor]:
     """Modules that read one input: LoRA_QKV of three, LoRA_O of one."""
     dropped = dropout(tape, x, how.lora.dropout, how.mask_share)
     outputs = [_product(tape, weight, how, _per_token(x)) for weight in weights]
@@ -51,7 +51,7 @@ def linears(tape: Tape, x: Tensor, weights: Sequence[Weight], how: Formats) -> l
     return outputs
 
 
-def gated_mlp(tape: Tape, x: Tensor, weights: Sequence[Weight], how: Formats) -> Tensor:
+def gated_mlp(tape: Tape, x: Tensor, weights: Sequence[Weight], how: AdapterFormats) -> Tensor:
     """LoRA_MLP: gate and up of the input, their product, and down of that."""
     gate, up, down = weights
     dropped = dropout(tape, x, how.lora.dropout, how.mask_share)
@@ -77,7 +77,7 @@ def _per_token(x: Tensor) -> float:
     return float(x.size.per_token)
 
 
-def _product(tape: Tape, weight: Weight, how: Formats, input_bytes: float) -> Tensor:
+def _product(tape: Tape, weight: Weight, how: AdapterFormats, input_bytes: float) -> Tensor:
     """A module's result with its adapter's, added in place, from copies of A and B (matmul_lora)."""
     forms = unpacked(tape, weight, how.element_bytes)
     tape.reach(weight.name)
@@ -88,12 +88,12 @@ def _product(tape: Tape, weight: Weight, how: Formats, input_bytes: float) -> Te
     return output
 
 
-def _narrow(how: Formats) -> Size:
+def _narrow(how: AdapterFormats) -> Size:
     """A product of an adapter's rank."""
     return Size(per_token=how.lora.rank * how.element_bytes)
 
 
-def _copies(weights: Sequence[Weight], how: Formats) -> Size:
+def _copies(weights: Sequence[Weight], how: AdapterFormats) -> Size:
     """A and B in the format of products; nothing where that is their own."""
     if how.element_bytes == how.adapter_bytes:
         return Size()
@@ -102,7 +102,7 @@ def _copies(weights: Sequence[Weight], how: Formats) -> Size:
 
 
 def _record(
-    tape: Tape, output: Tensor, kept: Sequence[Tensor], weights: Sequence[Weight], how: Formats, run: Backward
+    tape: Tape, output: Tensor, kept: Sequence[Tensor], weights: Sequence[Weight], how: AdapterFormats, run: Backward
 ) -> None:
     copies = tape.new(_copies(weights, how))
     saved = [x.source if x.discarded and x.source is not None else x for x in kept]
@@ -112,14 +112,14 @@ def _record(
     tape.drop(copies)
 
 
-def _adapters_grads(tape: Tape, weights: Sequence[Weight], how: Formats) -> None:
+def _adapters_grads(tape: Tape, weights: Sequence[Weight], how: AdapterFormats) -> None:
     made = [tape.allocate(_narrow(how)) for _ in weights]
     for weight in weights:
         tape.weight_grad(sum(one.elements for one in adapter_weights(weight, how.lora)))
     tape.release(*made)
 
 
-def _inputs_grads(tape: Tape, x: Tensor, dropped: Tensor, weights: Sequence[Weight], how: Formats) -> None:
+def _inputs_grads(tape: Tape, x: Tensor, dropped: Tensor, weights: Sequence[Weight], how: AdapterFormats) -> None:
     for weight in weights[:1]:
         forms = unpacked(tape, weight, how.element_bytes)
         tape.grad_of(x)
