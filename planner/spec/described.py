@@ -316,3 +316,9 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     def has_loops(self) -> bool:
         """Whether the number of its operations grows with the length."""
         return any(program.loop is not None for unit in self.units.values() for program in unit.programs.values())
+
+
+def changes_logits(described: Described) -> bool:
+    """Whether a model makes other tensors of what its head gave before the loss reads them."""
+    tails = described.units["tail"].programs.values()
+    return any(step.new for program in tails for step in program.steps[head_step(program) + 1 :])

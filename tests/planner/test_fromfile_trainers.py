@@ -25,9 +25,10 @@ def factory(**keys: Any) -> dict[str, Any]:
     return read_table("LLaMA-Factory", data | keys).options
 
 
-def test_axolotl_accumulates_once_unless_it_says_so_or_gives_the_whole_batch() -> None:
+def test_axolotl_accumulates_once_unless_it_says_so_whatever_its_batch_size() -> None:
     assert axolotl()["grad_accum"] == 1 and axolotl(gradient_accumulation_steps=4)["grad_accum"] == 4
-    assert "grad_accum" not in axolotl(batch_size=16)
+    found = axolotl(batch_size=16)
+    assert found["grad_accum"] == 1 and "global_batch_size" not in found
     assert axolotl(sample_packing=True)["packing"] == "packed"
 
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from planner.ask.fits import Uncounted
-from planner.ask.fromfile import hub, targets
+from planner.ask.fromfile import bymodel, hub
 from planner.ask.fromfile.deepspeed import OfHidden
-from planner.ask.fromfile.sheet import HARMLESS, Ignored, Memory, OptionLine, Understood, said
+from planner.ask.fromfile.sheet import HARMLESS, Ignored, OptionLine, Understood, said
 from planner.ask.options import Given, cluster_of, model_of, question
 from planner.ask.question import Question
 from planner.basics.errors import PlannerError
@@ -28,12 +28,6 @@ DDP = (("strategy", "ddp"), ("runtime", ENGINES["ddp"].runtime))
 
 ENGINE_BY = ("strategy", "runtime", "zero_stage")
 """Options that replace the engine a file means."""
-
-OF_THE_MODEL = ("lora_targets", "attention", "liger", "packing")
-"""Options that mean something by the model."""
-
-FUSED = ("sdpa", "flash2", "flash3", "flash4")
-"""Codes of attention that keep the result and a number a row."""
 
 OF_THE_METHOD = ("method", "quantization")
 """Options that another method replaces; adapters' own stay, whatever they adapt."""
@@ -82,6 +76,8 @@ def merged(found: Understood, given: Given) -> Merged:
         understood = _on_one_device(understood)
     elif "alone" in understood.options:
         understood = _on_several(understood)
+    if any(one.key in bymodel.FUSED_ADAPTERS and one.memory == "less" for one in understood.ignored):
+        understood = bymodel.with_functions(understood, model_of(whole, tuple(whole.get("presets") or ())))
     if understood.lines != tuple(lines):
         whole = {name: value for name, value in whole.items() if name not in found.options or name in typed}
         whole |= understood.options
@@ -89,43 +85,21 @@ def merged(found: Understood, given: Given) -> Merged:
 
 
 def _decided(one: Ignored, path: str, typed: Sequence[str]) -> Ignored:
-    if one.memory != "decides":
-        return one
     for name in typed:
         if name in one.by:
             return Ignored(one.key, one.value, f"{OPTIONS[name].flag} stands", "none")
-    raise PlannerError(f"{path}: {one.key}", one.value, one.why, one.fix)
+    if one.memory == "decides":
+        raise PlannerError(f"{path}: {one.key}", one.value, one.why, one.fix)
+    return one
 
 
 def _of_the_model(
     lines: list[OptionLine], ignored: tuple[Ignored, ...], whole: Given
 ) -> tuple[list[OptionLine], tuple[Ignored, ...]]:
-    """Keys that mean something by the model: names of adapted modules, and parts that only some models have."""
-    needs = any(one.norm for one in ignored) or any(line.option in OF_THE_MODEL for line in lines)
-    if not needs or whole.get("model") is None:
+    """Keys that mean something by the model."""
+    if whole.get("model") is None or not bymodel.asks(lines, ignored):
         return lines, ignored
-    model = model_of(whole, tuple(whole.get("presets") or ()))
-    why = f"{model.name} has no such part"
-    absent = [bool(one.norm) and model.described is None and one.norm != model.norm for one in ignored]
-    kept = tuple(
-        Ignored(one.key, one.value, why, "none") if gone else one for one, gone in zip(ignored, absent, strict=True)
-    )
-    if model.described is not None:
-        why = f"{model.name} is planned with the attention that Transformers chooses, which keeps as much"
-        fused = [line for line in lines if line.option == "attention" and line.value in FUSED]
-        kept += tuple(Ignored(key, line.value, why, "not modelled") for line in fused for key in line.keys)
-        kernels = [line for line in lines if line.option == "liger"]
-        kept += tuple(
-            Ignored(key, True, "not modelled: fused kernels keep less", "not modelled", "less")
-            for line in kernels
-            for key in line.keys
-        )
-        packed = [line for line in lines if line.option == "packing" and line.value == "packed"]
-        masks: Memory = "same" if any(str(line.value).startswith("flash") for line in fused) else "more"
-        why = "not modelled: attention of a full row, not of each document"
-        kept += tuple(Ignored(key, True, why, "not modelled", masks) for line in packed for key in line.keys)
-        lines = [line for line in lines if line not in (*fused, *kernels, *packed)]
-    return [targets.of_model(line, model) if line.option == "lora_targets" else line for line in lines], kept
+    return bymodel.meant(lines, ignored, model_of(whole, tuple(whole.get("presets") or ())))
 
 
 def question_of(one: Merged) -> Question:

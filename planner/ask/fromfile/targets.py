@@ -15,8 +15,9 @@ from planner.inventory import lora_targets
 from planner.spec import ModelSpec
 from planner.spec.options import ALL_LINEAR
 
-PATTERN = re.compile(r"[\w.\\^]*layers\\?\.\[\\d\]\+\\?\.\(([\w|]+)\)\\?\.\(([\w|]+)\)(\w*)\$?")
-"""The pattern that files have: each layer, some of its blocks, and some names of a common end."""
+PATTERN = re.compile(r"[\w.\\^]*layers\\?\.\[\\d\]\+\\?\.(?:\(\w+\\?\.\)\?)?\(([\w|]+)\)\\?\.\(([\w|]+)\)(\w*)\$?")
+"""The pattern that files have: each layer, which a wrapper of its own may hold, some of its blocks, and some names of
+a common end."""
 IN_MLP = ("gate_proj", "up_proj", "down_proj")
 
 
