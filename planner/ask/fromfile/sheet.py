@@ -197,6 +197,12 @@ class Sheet:
             return value.strip().lower() not in FALSE
         return bool(value)
 
+    def _rests(self, key: str, rest: Collection[Any]) -> bool:
+        """Whether a key asks for nothing: it is off or has a value of `rest`, or is on where being on is that."""
+        if any(value is True for value in rest):
+            return self.data[key] is None or self.on(key)
+        return not self.on(key) or self.data[key] in rest
+
     def wrong(self, key: str, rule: str, fix: str = "") -> PlannerError:
         """A refusal that names the file and the key."""
         return PlannerError(f"{self.path}: {self.spelt.get(key, key)}", self.data.get(key), rule, fix)
@@ -325,7 +331,7 @@ class Sheet:
                 self.ignore(key, STRANGE if self.on(key) else f"{OFF}; {STRANGE}", "unknown", "more")
             elif found.kind == "harmless":
                 self.ignore(key, HARMLESS)
-            elif not self.on(key) or self.data[key] in found.rest:
+            elif self._rests(key, found.rest):
                 self.ignore(key, OFF)
             elif found.kind == "decides":
                 self.decides(key, found.why, found.fix, *found.by)
