@@ -13,8 +13,6 @@ from typing import Any
 
 from planner.ask.fromfile import hub, split, trainer
 from planner.ask.fromfile.sheet import OFF, Means, Sheet
-from planner.ask.options import model_of
-from planner.basics.errors import PlannerError
 from planner.spec.options import ALL_LINEAR
 
 NAME = "NeMo Automodel"
@@ -195,16 +193,13 @@ def _chunks(sheet: Sheet, key: str, rounding: str, pp: int) -> None:
     if each is None:
         sheet.means("virtual_stages", 2, note=f"{NAME}'s default for layers_per_stage")
         return
-    try:
-        preset, _ = hub.find(sheet.says("model") or "", sheet.path, ())
-    except PlannerError:
+    if (model := hub.sizes(sheet.says("model") or "", sheet.path)) is None:
         sheet.decides(key, "chunks a rank follow from the model's layers", "Add --virtual-stages", "virtual_stages")
         return
-    layers = model_of({"model": preset}, ()).layers
-    stages = -(-layers // max(each, 1))
+    stages = -(-model.layers // max(each, 1))
     ranks, rest = divmod(stages, pp)
     up = str(sheet.data.get(rounding)).lower() == "up"
-    sheet.means("virtual_stages", max(ranks + (up and rest > 0), 1), key, rounding, note=f"{layers} layers")
+    sheet.means("virtual_stages", max(ranks + (up and rest > 0), 1), key, rounding, note=f"{model.layers} layers")
 
 
 def _method(sheet: Sheet) -> None:
