@@ -91,7 +91,8 @@ class Commands(Paged, click.Group):
 
     def first_page(self, ctx: click.Context) -> str:
         """Usage, what it is for, an example and the commands."""
-        formatter = self.head(ctx, self.help or "", [f"Example: {self.examples[0].partition('#')[0].strip()}"])
+        example = f"Example: {self.examples[0].partition('#')[0].strip()}"
+        formatter = self.head(ctx, self.help or "", [example], gap="")
         self._write_commands(ctx, formatter)
         path = ctx.command_path
         formatter.write(f"Options of a command: {path} COMMAND --help. Examples: {path} {HELP_ALL}\n")

@@ -91,7 +91,9 @@ class Paged(click.Command):
         _write_sections(formatter, {one: _record(one, ctx) for one in self.options(ctx)}, gap="\n")
         return formatter.getvalue().rstrip("\n")
 
-    def head(self, ctx: click.Context, about: str, examples: Sequence[str] = ()) -> click.HelpFormatter:
+    def head(
+        self, ctx: click.Context, about: str, examples: Sequence[str] = (), gap: str = "\n"
+    ) -> click.HelpFormatter:
         """A formatter that has the usage, a text and an example."""
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
@@ -100,7 +102,7 @@ class Paged(click.Command):
             formatter.write_text("\n\n".join(" ".join(part.split()) for part in about.split("\n\n")))
             for line in examples:
                 formatter.write(f"  {line}\n")
-        formatter.write("\n")
+        formatter.write(gap)
         return formatter
 
     def options(self, ctx: click.Context) -> list[click.Option]:
@@ -115,9 +117,11 @@ class PagedCommand(Paged):
         super().__init__(*args, **kwargs)
         self.example = example
 
-    def head(self, ctx: click.Context, about: str, examples: Sequence[str] = ()) -> click.HelpFormatter:
+    def head(
+        self, ctx: click.Context, about: str, examples: Sequence[str] = (), gap: str = "\n"
+    ) -> click.HelpFormatter:
         """A formatter that has the usage, a text and the example."""
-        return super().head(ctx, about, examples or (f"Example: {self.example}",))
+        return super().head(ctx, about, examples or (f"Example: {self.example}",), gap)
 
 
 def _record(one: click.Option, ctx: click.Context) -> tuple[str, str]:

@@ -129,3 +129,37 @@ def write_all(folder: str | os.PathLike[str], files: Mapping[str, bytes]) -> Non
         with suppress(OSError):
             target.rmdir() if made else None
         raise PlannerError("output", folder, f"cannot be written ({error.strerror})", CHOOSE) from None
+
+
+def replace_all(files: Mapping[str, tuple[bytes, bytes]]) -> None:
+    """Files that exist get another content, all of them or none (PlannerError): each by its real path, with what it
+    held when it was read, and what it shall hold. Links stay, and so do permissions."""
+    prepared: list[tuple[Path, Path]] = []
+    done: list[tuple[Path, bytes]] = []
+    try:
+        for name, (before, after) in files.items():
+            target = Path(name)
+            temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+            _check_unchanged(target, before)
+            prepared.append((temporary, target))
+            temporary.write_bytes(after)
+            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        for temporary, target in prepared:
+            _check_unchanged(target, files[str(target)][0])
+            temporary.replace(target)
+            done.append((target, files[str(target)][0]))
+    except (OSError, PlannerError) as error:
+        for temporary, _ in prepared:
+            with suppress(OSError):
+                temporary.unlink()
+        for target, before in done:
+            with suppress(OSError):
+                target.write_bytes(before)
+        if isinstance(error, PlannerError):
+            raise
+        raise PlannerError("write", name, f"cannot be written ({error.strerror}): no file is", CHOOSE) from None
+
+
+def _check_unchanged(path: Path, before: bytes) -> None:
+    if path.read_bytes() != before:
+        raise PlannerError("write", path, "has changed since it was read: no file is written", "Run it again")

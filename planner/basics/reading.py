@@ -129,6 +129,17 @@ def read_yaml(raw: bytes) -> Any:
     return msgspec.yaml.decode(raw)
 
 
+def yaml_nodes(text: str) -> Any:
+    """The nodes of a YAML text that has been read, each with the marks where it begins and ends (ValueError for signs
+    that YAML has not and JSON has; ImportError without PyYAML)."""
+    import yaml
+
+    try:
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
 def shallow(value: Any, depth: int = DEPTH) -> Any:
     """The value itself, where its lists and tables are nested at most so deep (ValueError)."""
     level = [value]

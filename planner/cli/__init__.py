@@ -41,6 +41,7 @@ LATER = {name: f"planner.cli.study:{name}" for name in ("fit", "sweep", "cost", 
     "calibrate": "planner.cli.calibrate:calibrate",
     "explain": "planner.cli.explain:explain",
     "config": "planner.cli.config:config",
+    "fix": "planner.cli.fix:fix",
     "timeline": "planner.cli.timeline:show_timeline",
 }
 """Commands of other modules, imported when they are called."""
@@ -203,14 +204,13 @@ def _estimate_from(
     """The files' options under the command line's; what was made of it goes to stderr, and into the JSON."""
     import msgspec
 
-    from planner.ask import fromfile, options
+    from planner.ask import fromfile
     from planner.ask.fromfile import merge
     from planner.decide import estimate_json, strategies
     from planner.views.verdict import answer_text
 
     read = merge.merged(fromfile.read(*paths), given)
-    # A file of another's launcher is asked about; launching is asked where something is launched.
-    question = msgspec.structs.replace(options.question(read.given), launching=False, uncounted=merge.uncounted(read))
+    question = merge.question_of(read)
     with searching() as waiting:
         found = strategies.answer(question)
     say(merge.as_text(read), err=True)

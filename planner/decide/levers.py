@@ -159,7 +159,7 @@ def levers(question: Question, case: Case, phase: str) -> Iterator[Lever]:
     now = predicted(case, question.calibration)
     before = phase_bytes(now.memory, phase)
     seen = {(case.job, case.layout)}
-    for options, job, layout in _changes(case):
+    for options, job, layout in changes(case):
         if (job, layout) in seen:
             continue
         seen.add((job, layout))
@@ -193,7 +193,7 @@ Change = tuple[dict[str, str], TrainingJob, Layout]
 """(options of a command line, job, layout)."""
 
 
-def _changes(case: Case) -> Iterator[Change]:
+def changes(case: Case) -> Iterator[Change]:
     """Jobs and layouts that one option is a step away from."""
     for option in TABLE:
         if option.name in SPLITS or not reads(case.layout.engine, option.name):

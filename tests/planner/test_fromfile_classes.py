@@ -35,7 +35,7 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "acc_ds_file.yaml": ("--model 8b", ("num_processes=16", "ds_mismatch.json", "train_batch_size", "2.")),
     "acc_fsdp2_cp.yaml": ("--model 8b", ("cp=2",)),
     "tt_dsv3_16b.toml": ("--gpus 8", ("deepseek_v3-16b", "--model NAME")),
-    "megatron_args.yaml": ("--gpus 16", ("is not a configuration known here",)),
+    "megatron_args.yaml": ("--gpus 16", ("num-layers=48", "num-attention-heads", "--model NAME")),
 }
 ANSWERED: dict[str, tuple[str, dict[str, Any]]] = {
     "lf_liger.yaml": ("--gpus 8 --gpu a10g-24gb", {"verdict": {"close"}, "fits": False}),
@@ -93,6 +93,36 @@ LEAST: dict[str, dict[str, Any]] = {
     "LLaMA-Factory": {"model_name_or_path": "meta-llama/Llama-3.1-8B", "finetuning_type": "full", "do_train": True},
     "TRL": {"model_name_or_path": "meta-llama/Llama-3.1-8B", "bf16": True, "dtype": "bfloat16", "use_peft": True},
     "torchrun": {"nproc_per_node": 8},
+    "NeMo Automodel": {
+        "step_scheduler": {"local_batch_size": 1},
+        "dataset": {"seq_len": 2048},
+        "model": {"torch_dtype": "bf16"},
+    },
+    "Megatron-Bridge": {
+        "model": {
+            "num_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "gated_linear_unit": True,
+            "add_bias_linear": False,
+            "normalization": "RMSNorm",
+            "position_embedding_type": "rope",
+            "hidden_dropout": 0.0,
+            "vocab_size": 128256,
+            "tensor_model_parallel_size": 1,
+        },
+    },
+    "Megatron-LM": {
+        "num-layers": 32,
+        "hidden-size": 4096,
+        "num-attention-heads": 32,
+        "swiglu": True,
+        "disable-bias-linear": True,
+        "normalization": "RMSNorm",
+        "position-embedding-type": "rope",
+        "hidden-dropout": 0,
+        "vocab-size": 128256,
+    },
 }
 """A file of each format with nothing in it that asks for anything."""
 KINDS = ("harmless", "time", "adds", "takes", "decides")

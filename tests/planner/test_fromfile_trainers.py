@@ -5,6 +5,7 @@ Not here: whole files (test_fromfile.py), or the arguments that both hand on (te
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,22 @@ def test_llama_factory_s_other_switches() -> None:
     assert factory(use_unsloth_gc=True)["offload_activations"] is True
     adapted = factory(finetuning_type="lora")
     assert adapted["lora_rank"] == 8 and factory(finetuning_type="lora", lora_rank=3)["lora_rank"] == 3
+
+
+FROZEN = {
+    "LLaMA-Factory": ("freeze_vision_tower", "freeze_multi_modal_projector"),
+    "ms-swift": ("freeze_vit", "freeze_aligner"),
+}
+
+
+@pytest.mark.parametrize(("name", "frozen"), [*product(FROZEN, (True, False))])
+def test_a_tower_that_is_trained_too_makes_a_bound(name: str, frozen: bool) -> None:
+    model = {"LLaMA-Factory": "model_name_or_path", "ms-swift": "model"}[name]
+    method = {"LLaMA-Factory": {"finetuning_type": "full", "template": "t"}, "ms-swift": {"tuner_type": "full"}}[name]
+    data = {model: "Qwen/Qwen3-VL-8B-Instruct", "max_length": 1024} | method | dict.fromkeys(FROZEN[name], frozen)
+    ignored = {one.key: one.memory for one in read_table(name, data).ignored}
+
+    assert {ignored[key] for key in FROZEN[name]} == {"same" if frozen else "more"}
 
 
 def test_llama_factory_under_unsloth_is_unsloths_runtime_on_one_device(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """People's own training configurations, read as options of the planner: Accelerate, DeepSpeed, torchtitan, Axolotl,
-LLaMA-Factory, TRL and Trainer.
+LLaMA-Factory, Megatron-LM and its Bridge, NeMo Automodel, ms-swift, TRL and Trainer.
 
 `read` finds out which it is and says what every key means; `merge.merged` joins that with the command line.
 Not here: what the options do (planner/ask/options.py).
@@ -14,12 +14,15 @@ from typing import Any
 
 from planner.ask.fromfile import (
     accelerate,
+    automodel,
     axolotl,
     commandline,
     deepspeed,
     files,
     llamafactory,
     llamafactory_v1,
+    megatron,
+    megatron_bridge,
     swift,
     torchrun,
     torchtitan,
@@ -32,7 +35,10 @@ from planner.basics.errors import PlannerError
 LAUNCHERS: tuple[ModuleType, ...] = (torchrun, accelerate, deepspeed)
 """Formats that say nothing of what is trained: one of the others may be beside them, whose word on OF_THE_SCRIPT is the
 last (transformers 5.23.0, training_args.py, sets Accelerate's mixed precision)."""
-FORMATS: tuple[ModuleType, ...] = (*LAUNCHERS, torchtitan, axolotl, llamafactory, llamafactory_v1, swift, trl)
+FORMATS: tuple[ModuleType, ...] = (
+    *LAUNCHERS, torchtitan, automodel, axolotl, llamafactory, llamafactory_v1, megatron, megatron_bridge,
+    swift, trl,
+)  # fmt: skip
 """Each has NAME, KEYS (its table of keys/), detect and read: a new format is one module of that shape in this list."""
 OF_THE_SCRIPT = ("precision",)
 
@@ -41,7 +47,7 @@ def read(path: str | os.PathLike[str], *beside: str | os.PathLike[str]) -> Under
     """A configuration, of one file or several that are used together (a launcher's and a recipe): every key is in the
     lines, or among the ignored. Files that contradict each other, or two recipes, are refused (PlannerError)."""
     given = [one for name in (path, *beside) for one in _tables(name)]
-    kinds = [_format(name, data) for name, data in given]
+    kinds = [format_of(name, data) for name, data in given]
     order = sorted(range(len(given)), key=lambda place: FORMATS.index(kinds[place]))
     scripts = [place for place in order if kinds[place] not in LAUNCHERS]
     if len(scripts) > 1:
@@ -74,7 +80,8 @@ def _tables(name: str | os.PathLike[str]) -> list[tuple[str, dict[str, Any]]]:
     return [(str(name), files.load(name))]
 
 
-def _format(name: str, data: dict[str, Any]) -> ModuleType:
+def format_of(name: str, data: dict[str, Any]) -> ModuleType:
+    """The format of a table (PlannerError for none, or several)."""
     able = [one for one in FORMATS if one.detect(data)]
     known = ", ".join(one.NAME for one in FORMATS)
     if not able:

@@ -19,6 +19,7 @@ from planner.basics.errors import PlannerError
 NAME = "Accelerate"
 KEYS = "accelerate"
 PARALLEL = "parallelism_config"
+FILE_KEY = "deepspeed_config.deepspeed_config_file"
 KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 PRECISIONS = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 SIZES = {"dp_replicate": "dp_replicate", "dp_shard": "dp_shard", "tp": "tp", "cp": "cp"}
@@ -51,7 +52,7 @@ def read(sheet: Sheet) -> None:
     else:
         sheet.means("strategy", "ddp", "distributed_type")
         sheet.means("engine", ("ddp",), "distributed_type")
-    _precision(sheet, "deepspeed_config.deepspeed_config_file" if kind == "DEEPSPEED" else "")
+    _precision(sheet, FILE_KEY if kind == "DEEPSPEED" else "")
     _groups(sheet, kind)
     compiled.of_accelerate(sheet)
     sheet.ignore("distributed_type", f"{kind}, as its section says")
@@ -128,8 +129,7 @@ def _groups(sheet: Sheet, kind: str) -> None:
 
 
 def _deepspeed(sheet: Sheet) -> None:
-    section = "deepspeed_config"
-    file_key = f"{section}.deepspeed_config_file"
+    section, file_key = "deepspeed_config", FILE_KEY
     name = sheet.text(file_key)
     if name is not None:
         path = files.referenced(name, sheet.path)

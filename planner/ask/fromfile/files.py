@@ -6,13 +6,25 @@ Not here: what its keys mean.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.basics import reading
 from planner.basics.errors import PlannerError, refusing
 
+
+class StandIns(NamedTuple):
+    """Contents of files as they might be, by real path, and the names of others that were loaded beside them."""
+
+    contents: Mapping[str, bytes]
+    others: list[str]
+
+
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+_STANDING_IN: ContextVar[StandIns | None] = ContextVar("standing_in", default=None)
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -20,9 +32,34 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(path)
     if file.suffix.lower() not in SUFFIXES:
         raise PlannerError("from", path, "is not a YAML, JSON or TOML file", f"Known endings: {', '.join(SUFFIXES)}")
+    stand_ins = _STANDING_IN.get()
+    if stand_ins is not None and (raw := stand_ins.contents.get(os.path.realpath(path))) is not None:
+        return decoded(path, raw)
+    if stand_ins is not None:
+        stand_ins.others.append(str(path))
+    return decoded(path, raw_bytes(path))
+
+
+def raw_bytes(path: str | os.PathLike[str]) -> bytes:
+    """A configuration as it is on disk."""
     with refusing(OSError, "from", path, "cannot be read", "Give a training configuration"):
-        raw = reading.read_bytes(file, reading.SETTINGS_BYTES)
-    kind = file.suffix.lower().lstrip(".")
+        return reading.read_bytes(Path(path), reading.SETTINGS_BYTES)
+
+
+@contextmanager
+def standing_in(contents: Mapping[str, bytes]) -> Iterator[StandIns]:
+    """While it lasts files of these real paths have this content, for whoever loads them."""
+    found = StandIns(contents, [])
+    token = _STANDING_IN.set(found)
+    try:
+        yield found
+    finally:
+        _STANDING_IN.reset(token)
+
+
+def decoded(path: str | os.PathLike[str], raw: bytes) -> dict[str, Any]:
+    """The table that the bytes of a file with that name hold."""
+    kind = Path(path).suffix.lower().lstrip(".")
     try:
         data = _decode(kind, raw)
     except ValueError as error:

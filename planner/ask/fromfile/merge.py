@@ -7,6 +7,7 @@ Not here: what any key means (one module a format), or the rules that options ob
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,8 +15,9 @@ import msgspec
 from planner.ask.fits import Uncounted
 from planner.ask.fromfile import bymodel, hub
 from planner.ask.fromfile.deepspeed import OfHidden
-from planner.ask.fromfile.sheet import HARMLESS, Ignored, OptionLine, Understood
-from planner.ask.options import Given, cluster_of, model_of
+from planner.ask.fromfile.sheet import HARMLESS, Ignored, OptionLine, Understood, said
+from planner.ask.options import Given, cluster_of, model_of, question
+from planner.ask.question import Question
 from planner.basics.errors import PlannerError
 from planner.spec import ModelSpec, presets
 from planner.spec.engines import ENGINES
@@ -29,6 +31,9 @@ ENGINE_BY = ("strategy", "runtime", "zero_stage")
 
 OF_THE_METHOD = ("method", "quantization")
 """Options that another method replaces; adapters' own stay, whatever they adapt."""
+
+MOST_LISTED, MOST_HARMLESS = 8, 24
+"""Keys of one option, and keys that change nothing, that are listed one by one."""
 
 MOVED = {"more": "adds memory", "less": "takes memory away"}
 
@@ -95,6 +100,11 @@ def _of_the_model(
     if whole.get("model") is None or not bymodel.asks(lines, found.ignored):
         return lines, found.ignored
     return bymodel.meant(lines, found.ignored, model_of(whole, tuple(whole.get("presets") or ())), found.format)
+
+
+def question_of(one: Merged) -> Question:
+    """What is asked. A file is of another's launcher, so nothing need launch the answer."""
+    return msgspec.structs.replace(question(one.given), launching=False, uncounted=uncounted(one))
 
 
 def uncounted(one: Merged) -> Uncounted:
@@ -176,7 +186,7 @@ def as_json(one: Merged) -> dict[str, Any]:
     return {
         "path": one.found.path,
         "format": one.found.format,
-        "understood": [{**msgspec.structs.asdict(line), "value": _said(line.value)} for line in one.found.lines],
+        "understood": [{**msgspec.structs.asdict(line), "value": said(line.value)} for line in one.found.lines],
         "replaced": [{**_plain(line), "by": OPTIONS[by].flag} for line, by in one.replaced],
         "ignored": [
             {name: getattr(ignored, name) for name in ("key", "value", "why", "effect", "memory")}
@@ -185,13 +195,8 @@ def as_json(one: Merged) -> dict[str, Any]:
     }
 
 
-def _said(value: Any) -> Any:
-    """A value as a reader sees it: a model of a file's own sizes by its name."""
-    return value.name if isinstance(value, ModelSpec) else value
-
-
 def _plain(line: OptionLine) -> dict[str, Any]:
-    value = _said(line.value)
+    value = said(line.value)
     if isinstance(value, OfHidden):
         value = value.text
     elif isinstance(value, tuple):
@@ -203,13 +208,13 @@ def as_text(one: Merged) -> str:
     """What was understood, what the command line replaced, what was ignored and why."""
     found = one.found
     rows = [
-        (", ".join(line.keys) or "(absent)", f"{line.option} = {_said(line.value)}", line.note) for line in found.lines
+        (_listed(line.keys) or "(absent)", f"{line.option} = {said(line.value)}", line.note) for line in found.lines
     ]
     text = [f"{found.path}: {found.format} configuration", "understood:", *_columns(rows)]
     if one.replaced:
         text.append("the command line says otherwise:")
         text += _columns([
-            (", ".join(line.keys) or "(absent)", f"{line.option} = {_plain(line)['value']}",
+            (_listed(line.keys) or "(absent)", f"{line.option} = {_plain(line)['value']}",
              f"{OPTIONS[by].flag} stands")
             for line, by in one.replaced
         ])  # fmt: skip
@@ -226,8 +231,20 @@ def as_text(one: Merged) -> str:
             if ignored.effect == "none" and ignored.why != HARMLESS
         ])  # fmt: skip
         if harmless := [ignored.key for ignored in found.ignored if ignored.why == HARMLESS]:
-            text.append(f"  {HARMLESS}: {', '.join(harmless)}")
+            text.append(f"  {HARMLESS}: {', '.join(harmless[:MOST_HARMLESS])}{_more(harmless[MOST_HARMLESS:])}")
     return "\n".join(text)
+
+
+def _more(keys: Sequence[str]) -> str:
+    return f" and {len(keys)} more (--explain-keys lists all)" if keys else ""
+
+
+def _listed(keys: Sequence[str]) -> str:
+    """Keys in a row; many by the section that they have in common."""
+    if len(keys) <= MOST_LISTED:
+        return ", ".join(keys)
+    parts = takewhile(lambda one: len({*one}) == 1, zip(*(key.split(".") for key in keys), strict=False))
+    return f"{'.'.join(one[0] for one in parts) or keys[0]} ({len(keys)} keys)"
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -38,9 +38,9 @@ BUCKETS = {"reduce_bucket_elements": reduce_bucket_elements, "allgather_bucket_e
 OF_ADAPTERS = ("lora", "quantization")
 
 
-def values_of(plan: Plan) -> dict[str, Any]:
-    """The fields of a plan that mean something in it."""
-    job, layout, case = plan.job, plan.layout, Case.of(plan)
+def values_of(plan: Plan | Case) -> dict[str, Any]:
+    """The fields of a plan, or of what may become one, that mean something in it."""
+    job, layout, case = plan.job, plan.layout, plan if isinstance(plan, Case) else Case.of(plan)
     found: dict[str, Any] = {
         "model": plan.model.name,
         "gpus": layout.world_size,
