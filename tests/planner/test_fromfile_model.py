@@ -142,6 +142,14 @@ def test_pieces_of_changed_logits_are_a_bound_and_eager_attention_too() -> None:
     assert merge.uncounted(scores).more == ("attn_implementation",)
 
 
+def test_names_of_adapted_modules_mean_a_towers_too_and_a_pattern_does_not() -> None:
+    named = {"lora_target_modules": ["q_proj", "v_proj"]}
+    assert merge.uncounted(adapted("google/gemma-3-4b-it", **named)).more == ("lora_target_modules",)
+    assert merge.uncounted(adapted("meta-llama/Llama-3.2-1B", **named)).more == ()
+    pattern = r"model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|q)_proj"
+    assert merge.uncounted(adapted("google/gemma-3-4b-it", lora_target_modules=pattern)).more == ()
+
+
 # -- modules trained whole ---------------------------------------------------------------------------------------------
 
 

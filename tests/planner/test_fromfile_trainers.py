@@ -26,6 +26,13 @@ def factory(**keys: Any) -> dict[str, Any]:
     return read_table("LLaMA-Factory", data | keys).options
 
 
+def test_a_file_that_rents_machines_for_axolotl_trains_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "cloud.yaml"
+    path.write_text("provider: here\nsecrets: [TOKEN]\ngpu: h100\ngpu_count: 8\n")
+    with pytest.raises(PlannerError, match="is for renting machines, and trains nothing"):
+        fromfile.read(path)
+
+
 def test_axolotl_accumulates_once_unless_it_says_so_whatever_its_batch_size() -> None:
     assert axolotl()["grad_accum"] == 1 and axolotl(gradient_accumulation_steps=4)["grad_accum"] == 4
     found = axolotl(batch_size=16)

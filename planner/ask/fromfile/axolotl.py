@@ -41,13 +41,19 @@ KNOWN_PLUGINS = (
 """Plugins that do nothing without keys of their own."""
 
 
+CLOUD = ("gpu", "gpu_count", "secrets")
+"""Keys of a file that says where Axolotl's own launcher rents machines (067b021, cli/cloud/)."""
+
+
 def detect(data: Mapping[str, Any]) -> bool:
     """Whether a table is Axolotl's."""
-    return "base_model" in data
+    return "base_model" in data or all(key in data for key in CLOUD)
 
 
 def read(sheet: Sheet) -> None:
     """The whole file."""
+    if "base_model" not in sheet.data:
+        raise sheet.idle("renting machines")
     _refuse_contradictions(sheet)
     sheet.plain(PLAIN)
     _job(sheet)
@@ -208,7 +214,8 @@ def _own_kernels(sheet: Sheet) -> None:
         return
     for key in bymodel.FUSED_ADAPTERS:
         sheet.data[key] = None
-        sheet.unmodelled(key, "on without a word: fused adapters keep less", "less")
+        why = "on without a word: fused adapters keep less, which is counted where a model's layers are written out"
+        sheet.ignore(key, why, "not modelled", "less")
 
 
 def _context(sheet: Sheet) -> None:

@@ -27,6 +27,10 @@ FUSED = ("sdpa", "flash2", "flash3", "flash4", "flex")
 NO_MASK = ("flash2", "flash3", "flash4", "flex")
 """Those that keep packed documents apart without a mask of all pairs."""
 
+WITH_TOWERS = ("Axolotl", "TRL")
+"""Formats whose names of adapted modules mean a tower's too: peft takes every module whose path ends so, where
+LLaMA-Factory and ms-swift leave towers out (freeze_vision_tower, freeze_vit)."""
+
 SEEN = ("image_tokens",)
 """The option that answers for what is beside the text."""
 
@@ -58,11 +62,11 @@ def _means(one: Ignored) -> bool:
     return bool(one.norm) or one.by == SEEN or one.key == ROUNDED or one.key in FUSED_ADAPTERS
 
 
-def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpec) -> Account:
-    """The account as this model has it."""
+def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpec, kind: str) -> Account:
+    """The account of a file of this kind as this model has it."""
     if model.described is not None:
         lines = [_at_length(line, model, model.described) if line.option == "seq_len" else line for line in lines]
-    lines = [targets.of_model(line, model) if line.option == "lora_targets" else line for line in lines]
+    lines = [_targets(line, model, kind) if line.option == "lora_targets" else line for line in lines]
     lines = _saved(lines, model)
     adapted = _adapted(lines, model)
     kept = [_of_part(one, model, adapted) for one in ignored]
@@ -75,6 +79,15 @@ def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpe
             value = line.value if line.option == "attention" else True
             kept += [Ignored(key, value, why, "not modelled", memory) for key in line.keys]
     return found, tuple(kept)
+
+
+def _targets(line: OptionLine, model: ModelSpec, kind: str) -> OptionLine:
+    found = targets.of_model(line, model)
+    towers = model.described is not None and model.described.towers
+    if not towers or kind not in WITH_TOWERS or not line.keys or targets.is_pattern(str(line.value)):
+        return found
+    note = "not modelled: modules of its tower are adapted too"
+    return msgspec.structs.replace(found, note="; ".join(filter(None, (found.note, note))), memory="more")
 
 
 def _saved(lines: list[OptionLine], model: ModelSpec) -> list[OptionLine]:

@@ -67,7 +67,7 @@ def merged(found: Understood, given: Given) -> Merged:
         hidden = model_of(whole, tuple(whole.get("presets") or ())).hidden
         lines = [_sized(line, hidden) for line in lines]
         whole |= {line.option: line.value for line in lines}
-    lines, ignored = _of_the_model(lines, found.ignored, whole)
+    lines, ignored = _of_the_model(lines, found, whole)
     whole = {name: value for name, value in whole.items() if name in typed or name not in found.options}
     whole |= {line.option: line.value for line in lines}
     understood = msgspec.structs.replace(found, lines=tuple(lines), ignored=ignored)
@@ -94,12 +94,12 @@ def _decided(one: Ignored, path: str, typed: Sequence[str]) -> Ignored:
 
 
 def _of_the_model(
-    lines: list[OptionLine], ignored: tuple[Ignored, ...], whole: Given
+    lines: list[OptionLine], found: Understood, whole: Given
 ) -> tuple[list[OptionLine], tuple[Ignored, ...]]:
     """Keys that mean something by the model."""
-    if whole.get("model") is None or not bymodel.asks(lines, ignored):
-        return lines, ignored
-    return bymodel.meant(lines, ignored, model_of(whole, tuple(whole.get("presets") or ())))
+    if whole.get("model") is None or not bymodel.asks(lines, found.ignored):
+        return lines, found.ignored
+    return bymodel.meant(lines, found.ignored, model_of(whole, tuple(whole.get("presets") or ())), found.format)
 
 
 def question_of(one: Merged) -> Question:

@@ -21,6 +21,11 @@ a common end."""
 IN_MLP = ("gate_proj", "up_proj", "down_proj")
 
 
+def is_pattern(value: str) -> bool:
+    """Whether modules are named by a pattern over whole paths."""
+    return any(mark in value for mark in "([\\")
+
+
 def of_model(line: OptionLine, model: ModelSpec) -> OptionLine:
     """The modules that are there, as peft finds them (0.21, tuners/tuners_utils.py, check_target_module_exists). A list
     of which none is there stays as it is, and is refused where the model's options are read."""
