@@ -24,7 +24,7 @@ from planner.ask.tofile.fields import Values
 from planner.ask.tofile.table import Entries, FieldKeys, FieldTable, inverted, plain, without, words
 from planner.basics.errors import PlannerError, refusing
 
-Keys = dict[str, Any]
+EditedKeys = dict[str, Any]
 """Dotted keys of one file and their new values; GONE takes one out."""
 
 
@@ -83,8 +83,8 @@ def edited(
 
 def _changed_keys(
     one: TheirFile, theirs: Sequence[TheirFile], before: Values, after: Values, lines: Sequence[OptionLine]
-) -> Keys:
-    keys: Keys = dict(_fixed(one, before, after))
+) -> EditedKeys:
+    keys: EditedKeys = dict(_fixed(one, before, after))
     for field, row in _rows(one, theirs, before).items():
         if field == "model":
             continue
@@ -104,7 +104,7 @@ def _changed_keys(
 
 
 def _fixed(one: TheirFile, before: Values, after: Values) -> Iterator[tuple[str, Any]]:
-    """Keys that every file of another engine has."""
+    """EditedKeys that every file of another engine has."""
     if one.format in WRITERS and before["engine"] != after["engine"]:
         was, new = (WRITERS[one.format].parts(values)[0].fixed for values in (before, after))
         yield from ((key, value) for key, (value, _) in new.items() if key not in was)
@@ -115,8 +115,8 @@ def _entries(field: str, row: FieldKeys, values: Values) -> Entries | None:
     return row.write(values[field], values) if field in values else {}
 
 
-def _settled(one: TheirFile, keys: Keys, *, beside: bool) -> Iterator[tuple[str, Any]]:
-    """Keys under the file's own spelling, without those that hold their value already or follow from others."""
+def _settled(one: TheirFile, keys: EditedKeys, *, beside: bool) -> Iterator[tuple[str, Any]]:
+    """EditedKeys under the file's own spelling, without those that hold their value already or follow from others."""
     for name, value in keys.items():
         key = _spelt(one, name)
         held = one.keys.get(key)
@@ -150,7 +150,7 @@ def _spelt(one: TheirFile, key: str) -> str:
 
 WRITERS = {kind.NAME: kind for kind in tofile.FORMATS.values()}
 OF_THE_SCRIPT = ("train_batch_size", *(key for key in deepspeed_keys.FILLED if "." not in key))
-"""Keys of launchers' files that repeat a recipe's; one that is absent stays so."""
+"""EditedKeys of launchers' files that repeat a recipe's; one that is absent stays so."""
 NAMED = {(name.removesuffix("_offload")[-1], name.endswith("_offload")): name for name in swift.DEEPSPEED}
 
 
