@@ -283,7 +283,7 @@ def test_files_drawn_by_seed_get_hunks_that_are_what_they_say(count: int, tmp_pa
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-@pytest.mark.parametrize("name", ["axolotl", "llamafactory", "trl"])
+@pytest.mark.parametrize("name", ["axolotl", "trl"])
 def test_git_applies_the_text_as_it_is_and_each_hunk_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ended]
 ):
