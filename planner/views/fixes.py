@@ -14,6 +14,7 @@ from typing import Any
 
 from planner.ask.tofile.fields import told
 from planner.ask.tofile.theirs import TheirFile
+from planner.basics.errors import visible
 from planner.basics.quantities import format_bytes
 from planner.decide.fixing import FixedFiles, FixHunk, Trial
 from planner.views.render import headline
@@ -187,7 +188,7 @@ def _name(path: str) -> str:
     """A path as a diff has it: from here where it is below, else from the root."""
     whole = os.path.abspath(path)
     below = Path(whole).is_relative_to(Path.cwd())
-    return os.path.relpath(whole) if below else whole.lstrip("/")
+    return visible(os.path.relpath(whole) if below else whole.lstrip("/")).replace("\n", "\\n")
 
 
 def as_json_object(found: FixedFiles, written: bool) -> dict[str, Any]:
