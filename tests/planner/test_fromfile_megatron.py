@@ -16,7 +16,7 @@ import pytest
 from test_fromfile import read_table
 
 from planner.ask import fromfile
-from planner.ask.fromfile import commandline, megatron, megatron_bridge, megatron_sizes, merge
+from planner.ask.fromfile import commandline, megatron, megatron_bridge, megatron_sizes, megatron_stages, merge
 from planner.ask.fromfile.classes import classes, meaning
 from planner.ask.fromfile.sheet import Sheet, Understood
 from planner.basics.errors import PlannerError
@@ -43,7 +43,7 @@ def of_memory(found: Understood) -> dict[str, str]:
 
 
 def test_every_flag_of_the_parser_is_read_or_has_a_class() -> None:
-    sources = "".join(Path(one.__file__).read_text() for one in (megatron, megatron_sizes))
+    sources = "".join(Path(one.__file__).read_text() for one in (megatron, megatron_sizes, megatron_stages))
     named = set(re.findall(r'"([a-z][a-z0-9-]+)"', sources))
     known = classes(megatron.KEYS)
     assert not [flag for flag in FLAGS if flag not in named and meaning(known, flag) is None]
@@ -142,6 +142,9 @@ def test_layers_a_chunk_are_chunks_a_rank_of_them() -> None:
     assert found.options["virtual_stages"] == 4
     with pytest.raises(PlannerError, match="does not divide"):
         read(pipeline_model_parallel_size=4, num_layers_per_virtual_pipeline_stage=3)
+    unknown = read(num_layers=None, pipeline_model_parallel_size=4, num_layers_per_virtual_pipeline_stage=2)
+    with pytest.raises(PlannerError, match="chunks a rank"):
+        merge.merged(unknown, {"gpus": "8", "model": "8b"})
     both = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
     counted = read(num_layers=30, pipeline_model_parallel_size=4, num_layers_per_virtual_pipeline_stage=2, **both)
     assert (counted.options["virtual_stages"], counted.options["counted_ends"]) == (4, "both")
@@ -157,14 +160,14 @@ def test_layers_a_chunk_are_chunks_a_rank_of_them() -> None:
     ],
 )
 def test_a_layout_of_stages_is_layers_by_stage(layout: str, counts: list[int]) -> None:
-    assert megatron.staged(Sheet("", "", {"x": layout}), "x") == counts
+    assert megatron_stages.staged(Sheet("", "", {"x": layout}), "x") == counts
 
 
 @pytest.mark.parametrize("layout", ["Ett|xL", "(((t*999)*999)*999)*999", "(t*999|)*999L" * 3, "t*-1", ""])
 def test_what_is_no_layout_of_stages_is_refused_or_empty(layout: str) -> None:
     if layout:
         with pytest.raises(PlannerError, match="is no layout of stages"):
-            megatron.staged(Sheet("", "", {"x": layout}), "x")
+            megatron_stages.staged(Sheet("", "", {"x": layout}), "x")
     with pytest.raises(PlannerError):
         read(pipeline_model_parallel_size=4, pipeline_model_parallel_layout=layout or "E|L")
 

@@ -123,8 +123,8 @@ def _groups(sheet: Sheet) -> None:
         sheet.ignore(key, OFF)
     data, copies = (_size(sheet, f"distributed.{name}") for name in ("dp_size", "dp_replicate_size"))
     keys = tuple(key for key in ("distributed.dp_size", "distributed.dp_replicate_size", *SIZES) if sheet.has(key))
-    if (copies or 1) > 1:
-        sheet.means("dp_replicate", copies, "distributed.dp_replicate_size")
+    note = "" if copies else f"{NAME}'s default: sharded over all ranks"
+    sheet.means("dp_replicate", copies or 1, "distributed.dp_replicate_size", note=note)
     if data is not None:
         ranks = data * math.prod(sizes[axis] for axis in ("tp", "cp", "pp"))
         sheet.means("gpus", ranks, *keys, note="the product of the sizes")
