@@ -44,7 +44,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found. Try make PYTHON=/path/to/python $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { echo "error: python -m venv failed. On Debian: apt-get install python3-venv" >&2; rm -rf $(VENV); exit 1; }
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[run,tui,dev,docs]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[run,trl,tui,dev,docs]'
 	$(BIN)/python -m compileall -q planner executor tui
 	@touch $@
 

@@ -8,7 +8,7 @@ parameters. For a row whose family is not written by hand this writes presets/mo
 from __future__ import annotations
 
 import argparse
-import gzip
+import lzma
 import tempfile
 from collections.abc import Sequence
 from multiprocessing import Pool
@@ -45,12 +45,12 @@ def make(row: dict[str, Any]) -> str:
             run_import(config, out, name, name, images=True)
         except PlannerError as error:
             return error.sentence
-        raw, model = gzip.compress(out.read_bytes(), mtime=0), read_described(out)
+        raw, model = lzma.compress(out.read_bytes(), preset=9 | lzma.PRESET_EXTREME), read_described(out)
     if parameters(model) != row["built_parameters"]:
         return f"{name}: {parameters(model):,} parameters, and its module has {row['built_parameters']:,}"
     if len(raw) > MOST_BYTES:
         return f"{name}: {len(raw):,} bytes"
-    (MODELS / f"{name}.json.gz").write_bytes(raw)
+    (MODELS / f"{name}.json.xz").write_bytes(raw)
     (MODELS / f"{name}.toml").write_text(preset(row))
     return f"{name}: {len(raw):,} bytes"
 
@@ -61,7 +61,7 @@ def preset(row: dict[str, Any]) -> str:
     exact = row["stated_parameters"] == row["built_parameters"]
     lines = [
         f"# {row['hub']}, by its own code (executor import).",
-        f'described = "{row["id"]}.json.gz"',
+        f'described = "{row["id"]}.json.xz"',
         *([f"parameters = {row['built_parameters']:_}"] if exact else []),
         "",
         "[sources]",

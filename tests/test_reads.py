@@ -74,6 +74,7 @@ EXCEPTIONS: dict[str, str] = {
     "executor/worker/world/limits.py:limit_memory": KERNEL,
     "planner/ask/fromfile/classes.py:classes": PACKAGED,
     "planner/ask/fromfile/hub.py:_same": PACKAGED,
+    "planner/ask/fromfile/megatron_bridge.py:defaults": PACKAGED,
     "planner/ask/fromfile/torchtitan_jobs.py:registered": PACKAGED,
     "planner/basics/streams.py:prepare": "opens the null device",
     "planner/cli/__init__.py:show_schema": PACKAGED,

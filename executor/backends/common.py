@@ -204,6 +204,13 @@ TRAINER: tuple[Rule, ...] = (
     _of_job("step_in_backward", lambda job: job.optimizer.in_backward, "weights are stepped after backward"),
     _of_job("paged_states", lambda job: job.optimizer.paged, "states stay on the devices"),
     _planned_alone(
+        "method",
+        lambda case: case.lora is None or case.parts.adapters == "peft",
+        "the trainer's adapters are peft's modules",
+        "Use the runtime's default version",
+        what="functions of adapters",
+    ),
+    _planned_alone(
         "loss",
         lambda case: case.layout.loss != "fused",
         "the trainer's own loss in pieces is chunked",

@@ -23,7 +23,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     way_out: str  # what a script has to do to train in it
     traced: bool = False  # whether its modules can be built in one process, beside the axes it splits
     selective: bool = False  # whether its selective recomputation was trained against one process
-    forced_to_gpus: bool = False  # whether Accelerate needs to be forced onto a GPU's path on CPUs
+    forced_to_gpus: bool = False  # whether Accelerate, in a script, needs to be forced onto a GPU's path on CPUs
     variables: Mapping[str, str] = {}  # a script's, {file} being the framework's configuration
     shared_bytes: int = 0  # of one rank in /dev/shm on CPUs
     units: Mapping[str, str] = {}  # operation -> unit of what no module sends
@@ -80,6 +80,8 @@ LAUNCHED = {
     "deepspeed": msgspec.structs.replace(
         _DEEPSPEED,
         selective=True,
+        on_cpu={**_DEEPSPEED.on_cpu, "ACCELERATE_TORCH_DEVICE": "cpu"},
+        forced_to_gpus=True,
         # What Accelerator() and Trainer read; for DeepSpeed's other engines they have no switch.
         variables={"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": "{file}"},
     ),

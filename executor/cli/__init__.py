@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from executor.backends.tools import TOOLS
 from executor.cli import options as cli_options
 from executor.cli.output import confirm, finish, tell, tell_job, verdict
 from executor.folder import badloss, checkpoint_policy, rundir
@@ -159,6 +160,13 @@ def executor() -> None:
     type=click.Path(path_type=Path),
     help="Run this program instead of the built-in trainer. Its arguments come after --.",
 )
+@option(
+    "question",
+    "--with",
+    "tool",
+    type=command.OneOf(list(TOOLS)),
+    help="Train with this tool instead of the built-in trainer, from the plan's own files for it.",
+)
 @cli_options.ENV
 @cli_options.CHECK
 @cli_options.TOLERANCE
@@ -193,6 +201,7 @@ def run(
     keep_last: int | None,
     keep_every: int | None,
     script: Path | None,
+    tool: str | None,
     env: tuple[str, ...],
     output: Path | None,
     judge: bool,
@@ -216,6 +225,11 @@ def run(
         raise click.UsageError(
             "--steps, --data, --save-weights, --checkpoint-every, --on-bad-loss and --profile apply to the "
             "built-in trainer; give --script its own options after --"
+        )
+    if tool and (script or save_weights or bad_loss or profile is not None):
+        raise click.UsageError(
+            "--script, --save-weights, --on-bad-loss and --profile do not go with --with: the tool trains, and saves "
+            "its own weights"
         )
     if sbatch and launcher != "slurm":
         raise click.UsageError("--sbatch is for a job of Slurm: add --launcher slurm")
@@ -243,12 +257,13 @@ def run(
         hosts=hosts,
         steps=steps,
         data=data,
-        save_weights=save_weights is not False and script is None,
+        save_weights=save_weights is not False and not (script or tool),
         script=(str(script), *script_arguments) if script else (),
+        tool=tool or "",
         env=environment.debugging(env) if debug_network else env,
         meet_s=meet_timeout,
         stall_s=stall_timeout,
-        checkpoints=None if script else checkpoint_policy.asked(plan, checkpoint_every, keep_last, keep_every),
+        checkpoints=None if script else _schedule(plan, tool, checkpoint_every, keep_last, keep_every),
         max_restarts=max_restarts,
         bad_loss=bad_loss or badloss.STOP,
         place=remote_dir,
@@ -321,6 +336,15 @@ def status(folder: Path, as_json: bool) -> int:
         return 0
     say(broken(f"{stands.status}: {stands.message}" if stands.message else stands.status, terminal_width()))
     return 0
+
+
+def _schedule(
+    plan: Plan, tool: str | None, every: str | None, keep_last: int | None, keep_every: int | None
+) -> checkpoint_policy.CheckpointSchedule | None:
+    """The schedule of checkpoints; the plan's own advice is a time, which no tool takes."""
+    if tool and every is None:
+        every = checkpoint_policy.NEVER
+    return checkpoint_policy.asked(plan, every, keep_last, keep_every)
 
 
 def main() -> None:

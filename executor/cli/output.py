@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from executor.backends.tools import OUTPUT
 from executor.folder import outcome, rundir
 from executor.measure import lines
 from executor.measure import report as reports
 from executor.measure.report_text import render
-from executor.run import launch
+from executor.run import attempts, launch
 from executor.run.reap import OnHosts
 from planner.basics.errors import PlannerError
 from planner.basics.quantities import format_bytes, format_seconds
@@ -94,6 +95,8 @@ def finish(ready: launch.PreparedRun, record: RunRecord, tolerances: lines.Toler
     if not record.exit_code:
         again = f"executor report {for_shell([os.path.relpath(folder)])}"
         tell(f"{record.status} in {format_seconds(record.seconds)}: {again}")
+        if ready.options.tool:
+            tell(f"saved by {ready.options.tool}: {os.path.relpath(folder / OUTPUT)}")
         if ready.options.save_weights:
             tell(f"weights saved: executor export {for_shell([os.path.relpath(folder)])} my-model")
             tell("then talk to it: executor generate my-model 'a prompt'")
@@ -109,8 +112,9 @@ def tell_failure(ready: launch.PreparedRun, record: RunRecord) -> None:
             tell(line)
     tell(f"error: {record.message.rstrip('.')}. Logs: {folder / rundir.LOGS}")
     if not options.script:
-        own = ready.hosts.emulation in ("ssh", "join")
-        for line in outcome.way_on(folder, writes=options.checkpoints is not None, kept=own):
+        own = ready.hosts.emulation in ("ssh", "join") and options.by_trainer
+        found = attempts.newest(folder, contents=False).checkpoint
+        for line in outcome.way_on(folder, found, writes=options.checkpoints is not None, kept=own):
             tell(line)
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from executor.folder import badloss, rundir
 from executor.folder.checkpoint_policy import CheckpointSchedule
-from executor.folder.rundir import LineOfText, Word
+from executor.folder.rundir import LineOfText, Word, WordOrNone
 from executor.system.environment import added as checked
 from executor.system.environment import is_ours
 from executor.system.sources import sources
@@ -32,8 +32,9 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 class Joining(msgspec.Struct, frozen=True, kw_only=True):
     """join.json. `master` is node 0's address where it is known; `code` is the digest of the code that made the folder.
 
-    `script` is the person's own program and its arguments, `environment` what they add to the ranks'; a value is None
-    where each node has to be given it: all that is added. `checkpoints` says when they are written; None: never.
+    `script` is the person's own program and its arguments, `tool` another program that trains the plan, `environment`
+    what they add to the ranks'; a value is None where each node has to be given it: all that is added. `checkpoints`
+    says when they are written; None: never.
     `bad_loss` is what a bad step does to the run, `profile` the step that every rank records.
     `resume` is the checkpoint to go on from, under the run folder. `start` is the word of the start that this is for,
     where its nodes were given one (rejoin.py).
@@ -48,12 +49,13 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
     master: LineOfText | None = None
     save_weights: bool = False
     script: tuple[str, ...] = ()
+    tool: WordOrNone = ""
     environment: dict[str, str | None] = {}
     stall_s: Seconds | None = None
     checkpoints: CheckpointSchedule | None = None
     bad_loss: badloss.BadLossPolicy = badloss.STOP
     profile: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    resume: Annotated[str, msgspec.Meta(pattern=r"\Acheckpoints/step-[0-9]{1,18}\Z")] | None = None
+    resume: Annotated[str, msgspec.Meta(pattern=r"\A(checkpoints/step|output/checkpoint)-[0-9]{1,18}\Z")] | None = None
     start: LineOfText | None = None
 
 

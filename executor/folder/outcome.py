@@ -10,7 +10,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from executor.folder import checkpoints, rundir
+from executor.folder import rundir
 from planner.basics.quoting import for_shell
 from planner.basics.reading import weight_map
 
@@ -37,11 +37,10 @@ def _whole(made: Path) -> bool:
     return all((made / one).is_file() for one in ("config.json", *names))
 
 
-def way_on(folder: Path, *, writes: bool, kept: bool = False) -> list[str]:
-    """Lines that say how a run which ended badly is gone on with. `writes`: it was to write checkpoints; `kept`: hosts
-    may keep their own parts of them."""
+def way_on(folder: Path, found: Path | None, *, writes: bool, kept: bool = False) -> list[str]:
+    """Lines that say how a run which ended badly is gone on with: `found` is its newest whole checkpoint. `writes`: it
+    was to write checkpoints; `kept`: hosts may keep their own parts of them."""
     run = for_shell([os.path.relpath(folder)])
-    found, _ = checkpoints.newest(folder, contents=False)
     if found is not None:
         return [f"newest whole checkpoint: {found.name}", f"resume from it: executor resume {run}"]
     if writes and kept:

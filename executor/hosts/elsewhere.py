@@ -29,7 +29,7 @@ def newest(run: Path, machines: Sequence[HostEntry]) -> ResumePoint:
     """The highest step whose checkpoint is whole over the folders of these hosts. PlannerError (exit code 3) where none
     is, and hosts that do not answer may have what is missing."""
     asked = read_asked(run)
-    if asked.checkpoints is None or not asked.kept:
+    if asked.checkpoints is None or not asked.kept or asked.tool:  # whose hosts share the folder
         return attempts.newest(run)
     request = {"kind": "held", "folder": str(run.absolute()), "place": asked.place, "kept": asked.kept}
     with ssh.contact(machines, lambda _: None) as contact:

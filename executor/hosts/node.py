@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from executor.backends.tools import INPUTS
 from executor.folder import holdings, joining, rundir
 from executor.folder.alive import ALIVE
 from executor.folder.checkpoints import CHECKPOINTS
@@ -86,6 +87,10 @@ def answer(request: Message, link: LauncherConnection) -> Message:
         def say(text: str) -> None:
             link.say({"kind": "line", "text": text})
 
+        if asked.kept and not shared and (tool := joining.read(folder).tool):
+            rule = f"keeps checkpoints of {tool}, and {asked.host} does not see it"
+            fix = "Make it on a disk that all hosts share, or leave out --checkpoint-every"
+            raise PlannerError("--run-dir", asked.folder, rule, fix, exit_code=3)
         if asked.kept:
             link.say({"kind": "keeps", "folder": "" if shared else str(_keep(folder, asked))})
         if not shared:
@@ -247,9 +252,10 @@ class Mirror:
 
     def send(self, endings: tuple[str, ...]) -> None:
         """Send what is new among files of these endings, and ranks' last words."""
+        made = self.folder / INPUTS  # by every host itself
         for path in sorted(self.folder.rglob("*")):
             name = path.relative_to(self.folder).as_posix()
-            if path.name.startswith(".") or path.name.endswith(".tmp") or name in self.given:
+            if path.name.startswith(".") or path.name.endswith(".tmp") or name in self.given or made in path.parents:
                 continue
             last_word = path.parent.name == ALIVE and not path.suffix
             if path.name.endswith(endings) or last_word:

@@ -251,7 +251,7 @@ class _SshRun:
         """Wait for every node; when one fails, a signal comes or the ranks do not meet in time, stop the others."""
         number = self.contact.put({node: self._request(node) for node in range(len(self.machines))})
         meet = time.monotonic() + self.ready.options.meet_s
-        passed, together, timed_out, stop, give_up = 0, bool(self.ready.options.script), False, None, None
+        passed, together, timed_out, stop, give_up = 0, not self.ready.options.by_trainer, False, None, None
         while len(self.ends) < len(self.machines):
             self._hear(number)
             now = time.monotonic()
@@ -334,8 +334,8 @@ class _SshRun:
     @functools.cached_property
     def roll(self) -> RollCall:
         """Which ranks are missing."""
-        script = bool(self.ready.options.script)
-        return RollCall(self.folder, self.ready.processes, self._there, self.echo, self._absent, script)
+        other = not self.ready.options.by_trainer
+        return RollCall(self.folder, self.ready.processes, self._there, self.echo, self._absent, other)
 
     def _there(self) -> dict[int, str]:
         return {node: self.machines[node].name for node in joining.read_joined(self.folder)}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
+from executor.backends.tools import TOOLS
 from executor.folder import badloss
 from executor.folder.rundir import Checkpointed
 from executor.measure.lines import FigureLine
@@ -62,10 +63,11 @@ def report_view(report: Report) -> list[Element]:
     if report.message:
         found.append(report.message)
     if report.script is not None:
+        trained = report.script if report.script in TOOLS else f"your own script, {report.script}"
         if report.step_s.measured is None and report.memory.rank is None:
             how = "not measured (see docs/launching.md)"
-            return [*found, f"your own script, {report.script}: {how}"]
-        found.append(f"your own script, {report.script}, compared with the plan's prediction for the built-in trainer")
+            return [*found, f"{trained}: {how}"]
+        found.append(f"{trained}, compared with the plan's prediction for the built-in trainer")
     name = "median step time, unprobed machine" if report.probed is False else "median step time"
     found += [*_memory(report.memory), *_traffic(report.traffic)]
     found += comparison("Step", "", "measured", [named(report.step_s, name)], format_seconds, UNMEASURED)

@@ -62,12 +62,12 @@ def differences(layout: Layout, found: WrappedScript) -> list[str]:
     return []
 
 
-def refusal(layout: Layout, found: WrappedScript, script: str) -> AnotherWorld | None:
-    """The refusal of a script that is another run than the plan's (exit code 4)."""
+def refusal(layout: Layout, found: WrappedScript, script: str, option: str = "--script") -> AnotherWorld | None:
+    """The refusal of a script that is another run than the plan's (exit code 4), which `option` named."""
     wrong = differences(layout, found)
     if not wrong:
         return None
-    return AnotherWorld("--script", script, "; ".join(wrong), launched(layout.engine).way_out, exit_code=4)
+    return AnotherWorld(option, script, "; ".join(wrong), launched(layout.engine).way_out, exit_code=4)
 
 
 def script_differences(

@@ -14,10 +14,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
 from executor.backends.launched import FLASH_MODULES, LIGER_MODULE, PACKAGES
+from executor.backends.tools import TOOLS
 from executor.folder.checkpoints import expected_bytes
 from executor.system import cgroups
 from executor.system.facts import cores, versions
@@ -84,6 +86,21 @@ def check_software(layout: Layout, job: TrainingJob) -> None:
     if job.method == "qlora" or job.optimizer.name in BITSANDBYTES_8BIT:
         needed.append("bitsandbytes")
     check_packages(list(dict.fromkeys(needed)))
+
+
+def check_tool(word: str) -> str:
+    """The tool that is to train a plan is installed here, in a release whose keys its file has."""
+    tool = TOOLS[word]
+    try:
+        found = version(tool.package)
+    except PackageNotFoundError:
+        raise PlannerError(
+            "--with", word, "is not installed here", f"Run {tool.install}", exit_code=PREFLIGHT
+        ) from None
+    if tool.releases and not any(f"{found}.".startswith(f"{one}.") for one in tool.releases):
+        rule = f"is {found} here, and the file is written for {' or '.join(tool.releases)}"
+        raise PlannerError("--with", word, rule, f"Run {tool.install}", exit_code=PREFLIGHT)
+    return found
 
 
 def check_packages(needed: list[str]) -> None:

@@ -16,7 +16,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from executor.folder import alive, badloss, checkpoints, joining, rundir, steplines
+from executor.backends.tools import OUTPUT
+from executor.folder import alive, badloss, checkpoints, joining, rundir, steplines, toolpoints
 from executor.folder.alive import ALIVE
 from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.folder.checkpoints import Complete
@@ -46,6 +47,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "asked/1"
     hosts: LineOfText = "auto"
     save_weights: bool = False
+    tool: WordOrNone = ""
     checkpoints: CheckpointSchedule | None = None
     environment: dict[str, str | None] = {}
     meet_s: Seconds = 600.0
@@ -65,7 +67,7 @@ OF_OPTIONS = tuple(one.name for one in fields(RunOptions) if one.name in RunRequ
 @dataclass(frozen=True)
 class ResumePoint:
     """The point from which a run resumes: a checkpoint's folder after `step` steps (None: from the start), and newer
-    ones that cannot be read, with the reasons. `found` is its COMPLETE."""
+    ones that cannot be read, with the reasons. `found` is its COMPLETE, which a tool's has not."""
 
     checkpoint: Path | None
     step: int
@@ -108,8 +110,8 @@ def read_asked(folder: Path) -> RunRequest:
     if (wanted := joined_by(folder)) is None:
         return RunRequest()
     return RunRequest(
-        save_weights=wanted.save_weights, checkpoints=wanted.checkpoints, environment=wanted.environment,
-        stall_s=wanted.stall_s, launcher="join",
+        save_weights=wanted.save_weights, tool=wanted.tool, checkpoints=wanted.checkpoints,
+        environment=wanted.environment, stall_s=wanted.stall_s, launcher="join",
     )  # fmt: skip
 
 
@@ -176,9 +178,13 @@ def after_failure(ready: PreparedRun, echo: Echo, find: FindResumePoint | None =
     return replace(ready, options=replace(ready.options, again=True, resume=place.checkpoint))
 
 
-def newest(run: Path) -> ResumePoint:
-    """The point from which a run can resume: the newest complete checkpoint, or its beginning."""
-    folder, skipped = checkpoints.newest(run)
+def newest(run: Path, *, contents: bool = True) -> ResumePoint:
+    """The point from which a run can resume: the newest complete checkpoint, or its beginning. `contents` as of
+    checkpoints.newest."""
+    if read_asked(run).tool:
+        path, step, passed = toolpoints.newest(run / OUTPUT, rundir.read_run_plan(run).layout.world_size)
+        return ResumePoint(path, step, tuple(passed))
+    folder, skipped = checkpoints.newest(run, contents=contents)
     found = checkpoints.complete(folder) if folder is not None else None
     return ResumePoint(folder, found.step if found is not None else 0, tuple(skipped), found)
 

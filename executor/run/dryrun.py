@@ -157,6 +157,7 @@ def joining_of(ready: PreparedRun, port: int) -> joining.Joining:
         save_weights=ready.options.save_weights,
         stall_s=ready.options.stall_s,
         script=(str(Path(program[0]).absolute()), *program[1:]) if program else (),
+        tool=ready.options.tool,
         environment=joining.without_secrets(ready.environment),
         checkpoints=ready.options.checkpoints,
         bad_loss=ready.options.bad_loss,

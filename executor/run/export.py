@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from executor.backends.tools import OUTPUT, TOOLS
 from executor.folder import rundir
 from executor.preflight import preflight
 from executor.preflight.checkpoint import check_checkpoint
@@ -87,6 +88,8 @@ def check_weights(run: Path, plan: Plan) -> None:
         rule, fix = "has no weights: it still runs, or its supervisor was killed", "See executor status RUN"
     elif record.exit_code:
         rule, fix = f"has no weights: it ended before they were saved ({record.status})", "Run it again"
+    elif (tool := rundir.script_of(run)) in TOOLS:
+        rule, fix = f"has no weights of the built-in trainer: {tool} trained it", f"Use its own model: {run / OUTPUT}"
     elif script := rundir.script_of(run):
         rule, fix = f"has no weights: it ran your own script, {script}", "Use the files that the script saved"
     else:

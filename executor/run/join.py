@@ -175,9 +175,9 @@ def _checked(
     nodes = plan.cluster.nodes
     script = ownscript.program(folder, wanted.script)
     options = RunOptions(
-        folder, nodes, save_weights=wanted.save_weights, script=script, env=asked.env, meet_s=asked.meet_s,
-        stall_s=wanted.stall_s, checkpoints=wanted.checkpoints, bad_loss=wanted.bad_loss, profile=wanted.profile,
-        resume=folder / wanted.resume if wanted.resume else None,
+        folder, nodes, save_weights=wanted.save_weights, script=script, tool=wanted.tool, env=asked.env,
+        meet_s=asked.meet_s, stall_s=wanted.stall_s, checkpoints=wanted.checkpoints, bad_loss=wanted.bad_loss,
+        profile=wanted.profile, resume=folder / wanted.resume if wanted.resume else None,
     )  # fmt: skip
     ready = decided(plan, options, echo)
     added = joining.environment_of(wanted.environment, ready.environment, os.environ)
@@ -205,7 +205,7 @@ def execute(node: PreparedNode, signals: list[int], echo: Echo) -> RunRecord:
     started, clock, kills = datetime.now(UTC), time.monotonic(), cgroups.oom_kills()
     meeting, ended = Meeting(node), UNKNOWN
     roll = RollCall(
-        node.folder, node.ready.processes, meeting.hosts, echo, meeting.absent, bool(node.ready.options.script)
+        node.folder, node.ready.processes, meeting.hosts, echo, meeting.absent, not node.ready.options.by_trainer
     )
     try:
         refusal = None
@@ -274,7 +274,7 @@ class Meeting:
         ready, number = self.node.ready, self.node.number
         if self.node.launched:  # who waits for whom is the launcher's to say
             return True
-        if ready.options.script:  # an agent starts ranks when all agents are there
+        if not ready.options.by_trainer:  # an agent starts ranks when all agents are there
             met = rundir.rank_log(self.node.folder, number, 0, "stderr") is not None
         else:
             met = all(

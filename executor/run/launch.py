@@ -56,7 +56,7 @@ def launch_spec(ready: PreparedRun, port: int, configured: Mapping[str, str]) ->
     folder, hosts = ready.options.run_dir, ready.hosts.hosts
     emulated = ready.hosts.emulated
     here = ready.processes * (len(hosts) if emulated else 1)  # ranks that share this machine's cores
-    common = dict(configured) | (_of_script(ready) if ready.options.script else {})
+    common = dict(configured) | ({} if ready.options.by_trainer else _of_script(ready))
     caller = os.environ | ready.environment
     commands = []
     for host in hosts:
@@ -105,10 +105,13 @@ def configuration_environment(ready: PreparedRun, folder: Path) -> dict[str, str
 
 
 def worker_arguments(options: RunOptions) -> tuple[str, ...]:
-    """Arguments of every rank: the project's trainer, or the user's own script."""
+    """Arguments of every rank: the project's trainer, the user's own script, or another tool."""
     if options.script:
         script = str(Path(options.script[0]).absolute())
         return ("-m", "executor.worker.script", str(options.run_dir), script, *options.script[1:])
+    if options.tool:
+        resumed = ("--resume", os.path.relpath(options.resume, options.run_dir)) if options.resume else ()
+        return ("-m", "executor.worker.tool", str(options.run_dir), options.tool, *resumed)
     chosen: list[str] = ["-m", options.trainer, str(options.run_dir)]
     if options.save_weights:
         chosen.append("--save-weights")
@@ -163,7 +166,7 @@ def _start(ready: PreparedRun, ports: set[int], echo: Echo) -> tuple[RunRecord, 
     ended = UNKNOWN
     kills = cgroups.oom_kills()
     names, processes = {host.node: host.name for host in ready.hosts.hosts}, min(ready.processes, ready.ranks)
-    roll = RollCall(folder, processes, lambda: names, echo, others_first=bool(ready.options.script))
+    roll = RollCall(folder, processes, lambda: names, echo, others_first=not ready.options.by_trainer)
     with received_signals() as signals:
         make_folder(ready)
         try:
@@ -217,7 +220,7 @@ def evidence_of(
     """Evidence in the run folder, read once. Ranks `elsewhere` write into another machine's copy of the folder."""
     folder, started = ready.options.run_dir, ready.ranks
     mesh = rundir.read_mesh(folder)
-    own, layout = not ready.options.script, ready.plan.layout
+    own, layout = ready.options.by_trainer, ready.plan.layout
     differing = mesh_differences(mesh, started, layout.world_size, elsewhere)
     if not own:
         differing = script_differences(layout, started, mesh, elsewhere)
@@ -278,7 +281,7 @@ def record_of(
 
 
 def _finished(ready: PreparedRun) -> bool:
-    return not ready.options.script and outcome.finished(ready.options.run_dir, saved=ready.options.save_weights)
+    return ready.options.by_trainer and outcome.finished(ready.options.run_dir, saved=ready.options.save_weights)
 
 
 def _attempts(ready: PreparedRun, signals: list[int], roll: RollCall, echo: Echo, ports: set[int]) -> Ending:
@@ -294,7 +297,7 @@ def _attempts(ready: PreparedRun, signals: list[int], roll: RollCall, echo: Echo
         return spec
 
     def met() -> bool:
-        return bool(ready.options.script) or all_met(folder, world)
+        return not ready.options.by_trainer or all_met(folder, world)
 
     return start_and_watch(
         ready.hosts, ready.run_id, folder, spec_of, configured=configured, met=met, meet_s=ready.options.meet_s,

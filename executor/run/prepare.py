@@ -42,8 +42,8 @@ STEP_BYTES = 400
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of a run beside its plan. `script` is their own program and its arguments, `env` what they add to the
-    ranks' environment (NAME or NAME=VALUE).
+    """The options of a run beside its plan. `script` is their own program and its arguments, `tool` another that trains
+    the plan (backends/tools.py), `env` what they add to the ranks' environment (NAME or NAME=VALUE).
 
     `stall_s` is after how many seconds without progress a run hangs (None: the rule of hangs.py).
     `max_restarts` is how often a start that failed is followed by another. `again` is one in a folder that there is
@@ -64,6 +64,7 @@ class RunOptions:
     data: Path | None = None
     save_weights: bool = False
     script: tuple[str, ...] = ()
+    tool: str = ""
     env: tuple[str, ...] = ()
     meet_s: float = 600.0
     stall_s: float | None = None
@@ -79,6 +80,11 @@ class RunOptions:
     kept: str = ""
     bad_loss: badloss.BadLossPolicy = badloss.STOP
     profile: int | None = None
+
+    @property
+    def by_trainer(self) -> bool:
+        """Whether the built-in trainer trains."""
+        return not (self.script or self.tool)
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ def prepare(plan: Plan, options: RunOptions, echo: Echo, backend: Backend | None
 def decided(plan: Plan, options: RunOptions, echo: Echo, backend: Backend | None = None) -> PreparedRun:
     """The decisions that follow from plan and command line alone, checked: the same on every machine, without hosts."""
     check_path(str(options.run_dir.absolute()), "--run-dir")
-    backend = backend or load_backend(plan)
+    backend = backend or backend_of(plan, options.tool, options.checkpoints)
     check_launchable(plan, backend)
     badloss.check(options.bad_loss, options.checkpoints)
     processes = 1 if options.fake_world else preflight.check_shape(plan, options.nodes)
@@ -170,6 +176,8 @@ def host_checks(plan: Plan, options: RunOptions, ranks: int, *, every_line: bool
         Check("locked memory", lambda: limits.check_locked_memory(plan, options.nodes), of_host=True),
         Check("open files", lambda: limits.check_open_files(layout.world_size), of_host=True),
     ]
+    if options.tool:
+        checks.append(Check("tool", lambda: preflight.check_tool(options.tool), of_host=True))
     if options.script:
         return tuple(checks)
     if not options.build_on_meta:
@@ -229,6 +237,20 @@ def as_run(plan: Plan, options: RunOptions, echo: Echo) -> Plan:
     job = msgspec.structs.replace(plan.job, recipe=recipe)
     changed = msgspec.structs.replace(plan, job=job, cluster=cluster, prediction=prediction, inputs=contents)
     return changed.sealed()
+
+
+def backend_of(plan: Plan, tool: str, schedule: CheckpointSchedule | None) -> Backend:
+    """The tool's backend, with the checkpoints that it is to write, or the plan's own."""
+    if not tool:
+        return load_backend(plan)
+    from executor.backends.tool_backend import ToolBackend  # where it is asked for: it has every format's table
+
+    if schedule is None:
+        return ToolBackend(tool)
+    if schedule.steps is None or schedule.keep_every is not None:
+        rule = f"{tool} writes checkpoints after a number of steps, and keeps the last"
+        raise PlannerError("--checkpoint-every", schedule.every, rule, "Give --checkpoint-every 20")
+    return ToolBackend(tool, schedule.steps, schedule.keep_last)
 
 
 def load_backend(plan: Plan) -> Backend:

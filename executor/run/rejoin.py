@@ -15,7 +15,7 @@ import msgspec
 
 from executor.folder import joining, rundir
 from executor.run import attempts, reap
-from executor.run.prepare import load_backend
+from executor.run.prepare import backend_of
 from executor.run.resume import check_not_completed, check_same
 from executor.watch.supervise import Echo
 from executor.watch.verdict import LAUNCH_FAILED
@@ -53,14 +53,14 @@ def _renew(folder: Path, word: str, echo: Echo) -> None:
     if not attempts.started(folder):
         joining.write(folder, msgspec.structs.replace(wanted, start=word))
         return
-    resume = _put_aside(folder, echo)
+    resume = _put_aside(folder, wanted, echo)
     made = msgspec.structs.replace(
         wanted, start=word, resume=resume, run_id=secrets.token_hex(6), version=__version__, code=joining.code_digest()
     )
     joining.write(folder, made)
 
 
-def _put_aside(folder: Path, echo: Echo) -> str | None:
+def _put_aside(folder: Path, wanted: joining.Joining, echo: Echo) -> str | None:
     """Move earlier files aside for the next start; returns the checkpoint that it resumes from, relative to the run
     folder."""
     record, launcher, plan = rundir.read_record(folder), rundir.read_launcher(folder), rundir.read_run_plan(folder)
@@ -73,7 +73,7 @@ def _put_aside(folder: Path, echo: Echo) -> str | None:
     attempts.set_aside(folder, place.step, place.skipped)
     attempts.tell_skipped(place, echo)
     echo(f"resuming after step {place.step} of {plan.job.recipe.steps}, from {attempts.named(place)}")
-    rundir.create(folder, plan, load_backend(plan).files(plan))
+    rundir.create(folder, plan, backend_of(plan, wanted.tool, wanted.checkpoints).files(plan))
     return os.path.relpath(place.checkpoint, folder) if place.checkpoint is not None else None
 
 

@@ -22,6 +22,7 @@ from executor.run.attempts import OF_OPTIONS, ResumePoint, named, read_asked, se
 from executor.run.prepare import PreparedRun, RunOptions
 from executor.watch.supervise import Echo
 from planner.basics.errors import PlannerError
+from planner.spec.layout import strategy_name
 from planner.spec.plan import Plan
 from planner.spec.record import RunRecord
 
@@ -38,6 +39,9 @@ def planned(folder: Path, other: Plan | None, on_hosts: reap.OnHosts | None = No
     or has completed, or where the other plan trains otherwise."""
     plan = rundir.read_run_plan(folder)
     check_ended(folder.absolute(), on_hosts)
+    if other is not None and (tool := read_asked(folder).tool):
+        rule = f"is another layout than that of the checkpoints of {tool}"
+        raise PlannerError("--plan", strategy_name(other.layout), rule, "Leave it out", exit_code=NO)
     return plan if other is None else with_layout(plan, other)
 
 
@@ -58,9 +62,10 @@ def going(
     """
     folder = folder.absolute()
     asked, place = read_asked(folder), newest(folder, place)
-    assert place.checkpoint is not None and place.found is not None
+    assert place.checkpoint is not None
     tell_skipped(place, echo)
-    check_same(plan, place.found, place.checkpoint)
+    if place.found is not None:
+        check_same(plan, place.found, place.checkpoint)
     given = dict.fromkeys((text.partition("=")[0] for text in env), "")
     kept = joining.environment_of(asked.environment, given, environment)
     env = (*(f"{name}={value}" for name, value in kept.items() if name not in given), *env)
@@ -89,7 +94,7 @@ def launcher_of(folder: Path) -> LauncherName:
 
 def check_idle(folder: Path) -> None:
     """Refuse a run that is under way, or that has completed; nothing is changed in its folder."""
-    if (script := rundir.script_of(folder)) is not None:
+    if (script := rundir.script_of(folder)) is not None and not read_asked(folder).tool:
         rule = "ran your own script, which handles its own checkpoints"
         raise PlannerError("run", script, rule, "Start it again with executor run --script", exit_code=NO)
     job = slurm.read_job(folder)

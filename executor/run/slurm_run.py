@@ -50,9 +50,10 @@ def again_words(plan: Plan, options: RunOptions) -> tuple[str, ...] | None:
     run writes checkpoints and resumes in the same folder."""
     if options.checkpoints:
         return None
-    words = [] if options.save_weights or options.script else ["--no-save-weights"]
+    words = [] if options.save_weights or not options.by_trainer else ["--no-save-weights"]
     words += [f"--env={one.partition('=')[0]}" for one in options.env]  # values are in the job's environment
-    if not options.script and checkpoint_policy.asked(plan, None, None, None):  # it was declined
+    words += [f"--with={options.tool}"] if options.tool else []
+    if options.by_trainer and checkpoint_policy.asked(plan, None, None, None):  # it was declined
         words += ["--checkpoint-every", checkpoint_policy.NEVER]
     words += options.bad_loss.arguments()
     words += [f"--profile={options.profile}"] if options.profile is not None else []

@@ -13,7 +13,8 @@ import os
 import runpy
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -34,6 +35,7 @@ STEPS = "torch.optim.optimizer"
 STATE = "accelerate.state"
 """Where Accelerate chooses a transport, and with it how a model is wrapped."""
 METERING = "executor.worker.metering"
+ARGUMENTS = "transformers.training_args"
 OPERATIONS = "deepspeed.ops"
 """DeepSpeed's registry of what it compiles."""
 
@@ -44,26 +46,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     watch = FirstStepCheck(Path(folder), script)
     sys.argv = [script, *rest]
     sys.path[0] = str(Path(script).parent)  # where Python looks first when it runs a script itself
-    with lastwords.recorded(Path(folder)):
+    with watched(watch):
+        runpy.run_path(script, run_name="__main__")
+    return 0
+
+
+@contextmanager
+def watched(watch: FirstStepCheck) -> Iterator[None]:
+    """Inside, a program that is not ours trains: its process group and its first step are looked at, and its failure,
+    or what it measured, is written down."""
+    with lastwords.recorded(watch.folder):
         after_import(STEPS, watch.start)
         after_import(states.MODULE, partial(states.watch, watch.folder))
         if watch.plan.cluster.gpu.kind == "cpu":
             _on_a_cpu(watch.plan.layout.engine)
-        runpy.run_path(script, run_name="__main__")
+        yield
         watch.ended()
-        if METERING in sys.modules:  # the script has entered the meter
+        if METERING in sys.modules:  # the program has entered the meter
             sys.modules[METERING].conclude(watch.folder)
-    return 0
 
 
 def _on_a_cpu(engine: str) -> None:
     """Let the frameworks that the script imports do what they do on GPUs, and say so: by themselves they would not."""
     after_import(OPERATIONS, cpu.leave_shared_memory_collective_out)
+    after_import(ARGUMENTS, cpu.let_trainer_take_16_bits)
     if launched(engine).forced_to_gpus:
         after_import(STATE, cpu.let_accelerate_take_a_gpus_path)
         if os.environ.get("RANK", "0") == "0":
             print(
-                f"note: on CPU Accelerate wraps every model in DDP; it takes the GPU path for {engine} here",
+                f"note: on CPU Accelerate shards nothing, and shares out no data; it takes {engine}'s GPU path here",
                 flush=True,
             )
 
@@ -71,8 +82,8 @@ def _on_a_cpu(engine: str) -> None:
 class FirstStepCheck:
     """Looks once, at the first step of any optimizer of torch's kind."""
 
-    def __init__(self, folder: Path, script: str) -> None:
-        self.folder, self.script = folder, script
+    def __init__(self, folder: Path, script: str, option: str = "--script") -> None:
+        self.folder, self.script, self._option = folder, script, option
         self.plan: Plan = read_plan(folder / "plan.json")
         self.stepped = False
         self._handle: Any = None
@@ -86,7 +97,7 @@ class FirstStepCheck:
         self.stepped = True
         found = live(optimizer)
         self._write(found)
-        if (refused := contract.refusal(self.plan.layout, found, self.script)) is not None:
+        if (refused := contract.refusal(self.plan.layout, found, self.script, self._option)) is not None:
             raise refused
 
     def ended(self) -> None:

@@ -293,7 +293,8 @@ def exact_layout(question: Question) -> Layout:
     partial = stage in (1, 2) or (facts is not None and facts.copies == "shards")
     if shard is None:
         unsaid = engine is None and stage is None and replicate is None
-        whole_copies = (facts is not None and facts.whole_copies) or stage == 0 or unsaid
+        # Ranks of an engine that shards over all of them count as shards where it shards nothing, too.
+        whole_copies = (facts is not None and facts.whole_copies) or (stage == 0 and not partial) or unsaid
         fits = free is not None and replicate is not None and free % replicate == 0
         shard = 1 if whole_copies or free is None else free // replicate if fits and replicate else free
         if replicate is not None and not fits:

@@ -249,10 +249,10 @@ def int8_forward_bytes(inputs: Number, outputs: Number) -> Number:
 
 
 def adapters_beside(case: Case, unit: str, element_bytes: float) -> tuple[PassTraffic, PassTraffic]:
-    """Forward and backward of one layer's adapters beside their products; Unsloth's are one function with the frozen
-    product and count as products alone."""
+    """Forward and backward of one layer's adapters beside their products; Unsloth's and Axolotl's are one function with
+    the frozen product and count as products alone."""
     lora, nothing = case.lora, PassTraffic(0.0, 0.0)
-    if lora is None or lora.kind != "lora" or case.parts.adapters == "in-place":
+    if lora is None or lora.kind != "lora" or case.parts.adapters != "peft":
         return nothing, nothing
     inputs: Number = 0.0
     outputs: Number = 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from planner.inventory import fused, ops
+from planner.inventory import functions, fused, ops
 from planner.inventory.compute import HF, Compute, ModelPass
 from planner.inventory.devices import is_math
 from planner.inventory.names import names_of
@@ -325,6 +325,8 @@ def walk_attention(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> Ten
     if (adapters := compute.adapters) is not None:
         attended = adapters.attended(tape, q, attended, model)
     tape.drop(q, k, v)
+    if (how := compute.functions(weights["output"])) is not None:
+        return tape.replaced(attended, functions.linears(tape, attended, [compute.trained(weights["output"])], how)[0])
     bias, in_place = weights.get("output.bias"), compute.in_place(weights, "output")
     output = compute.linear(tape, attended, weights["output"], bias=bias, result=True, in_place=in_place)
     return tape.replaced(attended, output)
@@ -379,18 +381,23 @@ def _attended(run: ModelPass, inputs: tuple[Tensor, ...]) -> Tensor:
     return ops.laid_out(tape, attended) if _joins(run) else attended
 
 
+def _projected(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> list[Tensor]:
+    tape, _, compute, _ = run
+    if (how := compute.functions(*(weights[role] for role in "qkv"))) is not None:
+        return functions.linears(tape, x, [compute.trained(weights[role]) for role in "qkv"], how)
+    at_once = compute.in_place(weights, *"qkv")
+    return [
+        compute.linear(tape, x, weights[role], bias=weights.get(f"{role}.bias"), in_place=at_once, into_input=at_once)
+        for role in "qkv"
+    ]
+
+
 def _queries_keys_values(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> tuple[Tensor, Tensor, Tensor]:
     tape, model, compute, _ = run
     if projection := projection_of(compute.kernels):
         return projection.walk(run, x, weights)
     if "qkv" not in weights:
-        at_once = compute.in_place(weights, *"qkv")
-        flat = [
-            compute.linear(
-                tape, x, weights[role], bias=weights.get(f"{role}.bias"), in_place=at_once, into_input=at_once
-            )
-            for role in "qkv"
-        ]
+        flat = _projected(run, x, weights)
         if model.family == "opt":  # scales the queries before attention does
             flat[0] = tape.replaced(flat[0], ops.scaled(tape, flat[0]))
         q, k, v = (ops.split_heads(tape, one) for one in flat)

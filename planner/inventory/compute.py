@@ -12,7 +12,7 @@ import msgspec
 
 from planner.basics.arith import Number
 from planner.basics.errors import PlannerError
-from planner.inventory import fused, ops
+from planner.inventory import functions, fused, ops
 from planner.inventory.devices import mask_bytes
 from planner.inventory.lora import added_in_place, with_adapter
 from planner.inventory.narrow import NF4, RECIPES, Narrow, copies, input_bytes, is_layer_linear
@@ -50,7 +50,7 @@ KERNELS = {
     "packing": ("mask", "varlen"),
     "column_input": ("kept", "regathered", "buffered"),
     "packed_input": ("dropped", "kept"),
-    "adapters": ("peft", "in-place"),
+    "adapters": ("peft", "in-place", "functions"),
     "compiled": ("", "block", "whole"),
 }
 """What a kernels preset may say of each part, as far as the inventory knows it (presets/README.md says what each
@@ -322,6 +322,17 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
             return False
         found = [None if f"{role}.bias" in weights else self.adapter_of(weights[role]) for role in roles]
         return all(one is not None and not one.dropout and not one.dora for one in found)
+
+    def functions(self, *weights: Weight) -> functions.AdapterFormats | None:
+        """How Axolotl's functions compute these linear modules, where all have adapters without magnitudes; None where
+        peft's modules do."""
+        found = [self.adapter_of(weight) for weight in weights] if self.kernels.adapters == "functions" else [None]
+        lora = found[0]
+        if lora is None or None in found or lora.dora:
+            return None
+        return functions.AdapterFormats(
+            lora, self.adapter_bytes, self.element_bytes, self.mask_share(self.element_bytes)
+        )
 
     def linear(
         self,

@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from planner.inventory import fused, ops
+from planner.inventory import functions, fused, ops
 from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.expertloop import walk_loop
 from planner.inventory.fused import recomputed
@@ -125,11 +125,16 @@ def mlp_weights(model: ModelSpec, unit: str = "layer", *, ffn: int = 0, module: 
     return found | linear("down", last, model.hidden, ffn)
 
 
+GATED = ("gate", "up", "down")
+
+
 def walk_mlp(run: ModelPass, x: Tensor, weights: dict[str, Weight]) -> Tensor:
     """The MLP's forward; `weights` by role, without any prefix."""
     tape, _, compute, _ = run
     kernel = compute.kernels.mlp
 
+    if "gate" in weights and (how := compute.functions(*(weights[role] for role in GATED))) is not None:
+        return functions.gated_mlp(tape, x, [compute.trained(weights[role]) for role in GATED], how)
     in_place = "gate" in weights and compute.in_place(weights, "gate", "up", "down")
 
     def linear(role: str, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.basics.arith import remainder
 from planner.parallelism.rule import Rule
-from planner.spec.described import Program, head_step
+from planner.spec.described import changes_logits
 from planner.spec.options import LARGEST_SEQ
 from planner.spec.seeing import images_refusal, without_images
 
@@ -93,9 +93,7 @@ def _plain_modules(case: Case) -> bool:
 def _plain_logits(case: Case) -> bool:
     """Whether the loss reads what the head gave, or nothing is done to that."""
     described = case.model.described
-    if case.layout.loss in (None, "whole") or described is None:
-        return True
-    return not any(after for program in described.units["tail"].programs.values() for after in _after_head(program))
+    return case.layout.loss in (None, "whole") or described is None or not changes_logits(described)
 
 
 def _runs(case: Case) -> bool:
@@ -113,10 +111,6 @@ def _no_idle_target(case: Case) -> bool:
     if lora is None or described is None:
         return True
     return not any(name.removesuffix(".weight").rpartition(".")[2] in lora.targets for name in described.unused)
-
-
-def _after_head(program: Program) -> list[str]:
-    return [step.op for step in program.steps[head_step(program) + 1 :] if step.new]
 
 
 def _sentence_of_lengths(case: Case) -> str:
@@ -225,6 +219,13 @@ DESCRIBED: tuple[Rule, ...] = (
         lambda case: case.layout.recompute == "none" or case.model.described.recomputes,
         "Transformers cannot recompute its layers, or they leave tensors to each other that recomputing makes again",
         "Use recompute=none",
+    ),
+    _rule(
+        "weights of several layers of a described model",
+        "zero_stage",
+        lambda case: (case.layout.zero_stage == 0) | (not case.model.described.common),
+        "several of its layers have the same weights, which are planned whole on each rank",
+        "Use engine=ddp",
     ),
     _rule(
         "shared weights of a described model under FSDP2",

@@ -123,6 +123,7 @@ _RECORDS = (
         zero_stages=(0,),
         copies="replicas",
         adapters=True,
+        offloads=("offload_activations",),
         dora=True,
         saves_modules=True,
         bases=("nf4", "int8"),

@@ -47,6 +47,8 @@ from planner.spec.loops import lengthened
 from planner.spec.model_rules import check_model
 
 MODULE = "executor.worker.imported"
+XZ = b"\xfd7zXZ\x00"
+"""How a file of xz begins; presets of earlier commits are of gzip."""
 TRUSTED = "--trust-remote-code"
 WITH_IMAGES = "--images"
 LIMIT_S = 600.0
@@ -93,14 +95,19 @@ def read_described(path: Path, where: str = "") -> ModelSpec:
     return described_model(raw, where or str(path))
 
 
-def unzipped(path: Path) -> bytes:
-    """What a compressed file holds, at most RECORD_BYTES of it (PlannerError otherwise)."""
-    with refusing((OSError, zlib.error), "model", path, "cannot be read", "Make it again: executor import"):
-        inflated = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-        raw = inflated.decompress(reading.read_bytes(path), reading.RECORD_BYTES)
-    if inflated.unconsumed_tail or not inflated.eof:
-        raise PlannerError("model", path, "is cut short or too large", "Make it again: executor import")
-    return raw
+def uncompressed(path: Path) -> bytes:
+    """What a compressed file holds, of xz or gzip, at most RECORD_BYTES of it (PlannerError otherwise)."""
+    import lzma  # which some builds of Python lack
+
+    again = "Make it again: executor import"
+    with refusing((OSError, zlib.error, lzma.LZMAError), "model", path, "cannot be read", again):
+        raw = reading.read_bytes(path)
+        xz = raw.startswith(XZ)
+        inflated = lzma.LZMADecompressor() if xz else zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        found = inflated.decompress(raw, reading.RECORD_BYTES)
+    if not inflated.eof:
+        raise PlannerError("model", path, "is cut short or too large", again)
+    return found
 
 
 def described_model(raw: bytes, name: str) -> ModelSpec:

@@ -269,13 +269,13 @@ class _DescribedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def _described_model(path: Path, facts: dict[str, Any]) -> ModelSpec:
-    from planner.spec.importing import described_model, unzipped
+    from planner.spec.importing import described_model, uncompressed
 
     file = checked(facts, _DescribedFile, path)
     if Path(file.described).name != file.described:
         raise PlannerError(f"{path}: {DESCRIBED}", file.described, "must be a file's name", "Put it beside the preset")
     beside = path.parent / file.described
-    found = described_model(unzipped(beside), str(beside))
+    found = described_model(uncompressed(beside), str(beside))
     return msgspec.structs.replace(found, name=path.stem, parameters=file.parameters)
 
 

@@ -40,7 +40,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `compiled` says whether each layer by itself (`block`) or the whole model (`whole`) is code of torch.compile, which
     casts an input once for all that read it, and hands on a layer's gradients together.
     `adapters` says whether peft's modules compute LoRA beside the frozen ones (`peft`), or one function with them that
-    keeps its input alone and writes into results and gradients that are there (`in-place`: Unsloth).
+    keeps its input alone and writes into results and gradients that are there (`in-place`: Unsloth), or one that
+    makes the input's gradient new and takes dropout and biases too (`functions`: Axolotl).
     """
 
     norm: str = "eager-fp32"

@@ -265,6 +265,7 @@ LONG_ONLY = (
     "tp2-zero3-accum2",
     "zero3-lora-accum1",
     "zero3-offload-accum2",
+    "zero3-lora-saved-accum1",
 )
 """Of a layout's second number of micro-batches, second method, second stage or second size of a bucket: CI has cases of
 each engine and method, and of each stage, without them."""

@@ -41,6 +41,8 @@ PACKINGS = ("padded", "packed")
 ALL = [(form, packing, layout) for form in FORMS for packing in PACKINGS for layout in LAYOUTS]
 SAMPLE = [(form, PACKINGS[(at + at // 4) % 2], list(LAYOUTS)[at % 4]) for at, form in enumerate(FORMS)]
 """Each form once, and each layout with either packing."""
+IN_CI = SAMPLE[::3]
+"""Each layout once: what a row of every form holds is tested without training."""
 
 
 def pairs(first: int) -> Pairs:
@@ -104,7 +106,7 @@ def said_before(base: Path) -> Callable[[str, bool], str]:
 
 @pytest.mark.parametrize(
     ("form", "packing", "layout"),
-    [pytest.param(*one, marks=() if one in SAMPLE else pytest.mark.long) for one in ALL],
+    [pytest.param(*one, marks=() if one in IN_CI else pytest.mark.long) for one in ALL],
 )
 def test_a_model_fine_tuned_on_a_form_answers_its_prompts_word_for_word(
     form, packing, layout, base, said_before, tmp_path

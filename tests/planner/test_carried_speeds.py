@@ -96,7 +96,7 @@ def test_what_a_host_takes_is_told_by_the_device_whose_steps_wait_for_it() -> No
     assert not anywhere(fits.calibration(samples, "mine", frozenset({speed, host})))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_host_is_judged_alone_once_its_runtime_s_speed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     host_s, judge = 8e-5, kept.carried_in_vain
 

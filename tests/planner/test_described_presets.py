@@ -6,6 +6,7 @@ Not here: what is published of them (tests/executor/test_published_models.py), o
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,12 @@ from planner.basics.errors import PlannerError
 from planner.inventory import parameters
 from planner.spec import presets
 from planner.spec.described import Described
+from planner.spec.importing import uncompressed
 from planner.spec.presets import packaged
 from scripts import described as making
 
 FOLDER = packaged() / "models"
-PRESETS = sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz"))
+PRESETS = sorted(path.name.removesuffix(".json.xz") for path in FOLDER.glob("*.json.xz"))
 MOST_BYTES, MOST_OF_ALL = 30_000, 3_000_000
 
 
@@ -41,7 +43,7 @@ def test_a_described_preset_has_the_parameters_of_its_module(name: str, rows: di
 
 
 def test_descriptions_are_small() -> None:
-    sizes = [(FOLDER / f"{name}.json.gz").stat().st_size for name in PRESETS]
+    sizes = [(FOLDER / f"{name}.json.xz").stat().st_size for name in PRESETS]
 
     assert len(PRESETS) >= 32
     assert max(sizes) <= MOST_BYTES
@@ -51,10 +53,10 @@ def test_descriptions_are_small() -> None:
 @pytest.mark.parametrize(
     ("content", "named", "rule"),
     [
-        (b"no gzip", "mine.json.gz", "cannot be read"),
-        (b"", "mine.json.gz", "is cut short"),
-        (None, "mine.json.gz", "cannot be read"),
-        (b"", "../mine.json.gz", "must be a file's name"),
+        (b"no archive", "mine.json.xz", "cannot be read"),
+        (b"", "mine.json.xz", "is cut short"),
+        (None, "mine.json.xz", "cannot be read"),
+        (b"", "../mine.json.xz", "must be a file's name"),
     ],
 )
 def test_a_description_that_is_no_file_of_ours_is_refused(
@@ -64,7 +66,13 @@ def test_a_description_that_is_no_file_of_ours_is_refused(
     folder.mkdir()
     (folder / "mine.toml").write_text(f'described = "{named}"\n')
     if content is not None:
-        (folder / "mine.json.gz").write_bytes(content)
+        (folder / "mine.json.xz").write_bytes(content)
 
     with pytest.raises(PlannerError, match=rule):
         presets.model("mine", folders=(tmp_path,))
+
+
+def test_a_description_of_gzip_is_read_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.json.gz").write_bytes(gzip.compress(uncompressed(FOLDER / f"{PRESETS[0]}.json.xz")))
+
+    assert uncompressed(tmp_path / "mine.json.gz") == uncompressed(FOLDER / f"{PRESETS[0]}.json.xz")

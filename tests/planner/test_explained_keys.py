@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from planner.ask import fromfile
+from planner.ask.fromfile import merge
 from planner.ask.fromfile.explained import explained
+from planner.ask.fromfile.sheet import HARMLESS, Ignored, OptionLine, Understood
 from planner.basics import command
 from planner.cli import planner
 from planner.views.keys import keys_text
@@ -62,3 +64,14 @@ def test_values_of_a_named_file_are_those_of_that_file():
 def test_without_a_file_it_is_refused(capsys: pytest.CaptureFixture[str]):
     assert command.exit_code(planner, ["estimate", "--explain-keys"]) == 2
     assert "Add --from FILE" in capsys.readouterr().err
+
+
+def test_many_keys_of_one_option_are_a_row_and_many_that_change_nothing_are_counted():
+    keys = [f"key_{number}" for number in range(40)]
+    line = OptionLine(tuple(f"model.sizes.{key}" for key in keys), "model", "mine")
+    harmless = tuple(Ignored(key, 1, HARMLESS, "none") for key in keys)
+    text = merge.as_text(merge.Merged({}, Understood("F", "f.yaml", (line,), harmless), ()))
+
+    assert "model.sizes (40 keys)  model = mine" in text
+    assert "key_0, " in text and " key_39" not in text
+    assert f"and {40 - merge.MOST_HARMLESS} more (--explain-keys lists all)" in text

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from test_fromfile import run
 
 from planner.ask import fromfile, options
-from planner.ask.fromfile import hub, merge
+from planner.ask.fromfile import hub, llamafactory_mca, merge
 from planner.ask.fromfile.classes import Meaning, classes, meaning
 from planner.ask.fromfile.sheet import MOVES
 from planner.basics.errors import PlannerError
@@ -28,14 +28,14 @@ from planner.spec import presets
 CASES = Path(__file__).parent / "configs" / "third"
 
 REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "lf_megatron.yaml": ("--gpus 8", ("pipeline_model_parallel_size=4", "--runtime megatron-core")),
+    "lf_megatron.yaml": ("--gpus 8", ("expert_model_parallel_size=2", "allgather", "--token-dispatcher alltoall")),
     "lf_dpo_full.yaml": ("--gpus 8 --gpu a40-48gb", ("stage=dpo", "supervised fine-tuning")),
     "lf_export.yaml": ("--gpus 1", ("exporting a model", "trains nothing")),
     "ax_grpo.yaml": ("--gpus 8", ("rl=grpo", "supervised fine-tuning")),
     "acc_ds_file.yaml": ("--model 8b", ("num_processes=16", "ds_mismatch.json", "train_batch_size", "2.")),
     "acc_fsdp2_cp.yaml": ("--model 8b", ("cp=2",)),
     "tt_dsv3_16b.toml": ("--gpus 8", ("deepseek_v3-16b", "--model NAME")),
-    "megatron_args.yaml": ("--gpus 16", ("is not a configuration known here",)),
+    "megatron_args.yaml": ("--gpus 16", ("num-layers=48", "num-attention-heads", "--model NAME")),
 }
 ANSWERED: dict[str, tuple[str, dict[str, Any]]] = {
     "lf_liger.yaml": ("--gpus 8 --gpu a10g-24gb", {"verdict": {"close"}, "fits": False}),
@@ -93,6 +93,36 @@ LEAST: dict[str, dict[str, Any]] = {
     "LLaMA-Factory": {"model_name_or_path": "meta-llama/Llama-3.1-8B", "finetuning_type": "full", "do_train": True},
     "TRL": {"model_name_or_path": "meta-llama/Llama-3.1-8B", "bf16": True, "dtype": "bfloat16", "use_peft": True},
     "torchrun": {"nproc_per_node": 8},
+    "NeMo Automodel": {
+        "step_scheduler": {"local_batch_size": 1},
+        "dataset": {"seq_len": 2048},
+        "model": {"torch_dtype": "bf16"},
+    },
+    "Megatron-Bridge": {
+        "model": {
+            "num_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "gated_linear_unit": True,
+            "add_bias_linear": False,
+            "normalization": "RMSNorm",
+            "position_embedding_type": "rope",
+            "hidden_dropout": 0.0,
+            "vocab_size": 128256,
+            "tensor_model_parallel_size": 1,
+        },
+    },
+    "Megatron-LM": {
+        "num-layers": 32,
+        "hidden-size": 4096,
+        "num-attention-heads": 32,
+        "swiglu": True,
+        "disable-bias-linear": True,
+        "normalization": "RMSNorm",
+        "position-embedding-type": "rope",
+        "hidden-dropout": 0,
+        "vocab-size": 128256,
+    },
 }
 """A file of each format with nothing in it that asks for anything."""
 KINDS = ("harmless", "time", "adds", "takes", "decides")
@@ -118,8 +148,8 @@ def test_a_file_that_asks_for_nothing_is_unqualified(name: str, tmp_path: Path):
     assert merge.uncounted(found).bound is None
 
 
-ELSEWHERE = ("megatron_lm_config.some_", "compile.components", "do_train")
-"""Keys that ask for nothing in a file of LEAST, whatever their value, or for no training."""
+ELSEWHERE = ("megatron_lm_config.some_", "compile.components", "do_train", *llamafactory_mca.ASKING)
+"""Keys that ask for nothing in a file of LEAST, whatever their value, or for no training, or set options in it."""
 
 
 def keys_of(name: str, *kinds: str) -> list[tuple[str, Meaning, Any]]:

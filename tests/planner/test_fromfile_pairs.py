@@ -50,7 +50,6 @@ FIELDS: dict[str, tuple[Table, Any]] = {
     "offload_params": ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, "cpu"),
     "tp": ({"tensor_parallel": {"autotp_size": 4}}, 4),
     "cp": ({"sequence_parallel_size": 4}, 4),
-    "global_batch_size": ({"train_batch_size": 64}, 64),
 }
 """What DeepSpeed's file says of each option, and the value."""
 
@@ -75,7 +74,6 @@ OWN: dict[str, dict[str, tuple[str, Any, Any]]] = {
         "weight_decay": ("weight_decay", 0.1, 0.0),
         "precision": ("float16", True, None),
         "tp": ("tensor_parallel_size", 4, 2),
-        "global_batch_size": ("batch_size", 64, 32),
     },
     "LLaMA-Factory": {
         "micro_batch_size": ("per_device_train_batch_size", 4, 1),

@@ -5,6 +5,7 @@ Not here: whole files (test_fromfile.py), or the arguments that both hand on (te
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,17 @@ def factory(**keys: Any) -> dict[str, Any]:
     return read_table("LLaMA-Factory", data | keys).options
 
 
-def test_axolotl_accumulates_once_unless_it_says_so_or_gives_the_whole_batch() -> None:
+def test_a_file_that_rents_machines_for_axolotl_trains_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "cloud.yaml"
+    path.write_text("provider: here\nsecrets: [TOKEN]\ngpu: h100\ngpu_count: 8\n")
+    with pytest.raises(PlannerError, match="is for renting machines, and trains nothing"):
+        fromfile.read(path)
+
+
+def test_axolotl_accumulates_once_unless_it_says_so_whatever_its_batch_size() -> None:
     assert axolotl()["grad_accum"] == 1 and axolotl(gradient_accumulation_steps=4)["grad_accum"] == 4
-    assert "grad_accum" not in axolotl(batch_size=16)
+    found = axolotl(batch_size=16)
+    assert found["grad_accum"] == 1 and "global_batch_size" not in found
     assert axolotl(sample_packing=True)["packing"] == "packed"
 
 
@@ -175,6 +184,22 @@ def test_llama_factory_s_other_switches() -> None:
     assert factory(use_unsloth_gc=True)["offload_activations"] is True
     adapted = factory(finetuning_type="lora")
     assert adapted["lora_rank"] == 8 and factory(finetuning_type="lora", lora_rank=3)["lora_rank"] == 3
+
+
+FROZEN = {
+    "LLaMA-Factory": ("freeze_vision_tower", "freeze_multi_modal_projector"),
+    "ms-swift": ("freeze_vit", "freeze_aligner"),
+}
+
+
+@pytest.mark.parametrize(("name", "frozen"), [*product(FROZEN, (True, False))])
+def test_a_tower_that_is_trained_too_makes_a_bound(name: str, frozen: bool) -> None:
+    model = {"LLaMA-Factory": "model_name_or_path", "ms-swift": "model"}[name]
+    method = {"LLaMA-Factory": {"finetuning_type": "full", "template": "t"}, "ms-swift": {"tuner_type": "full"}}[name]
+    data = {model: "Qwen/Qwen3-VL-8B-Instruct", "max_length": 1024} | method | dict.fromkeys(FROZEN[name], frozen)
+    ignored = {one.key: one.memory for one in read_table(name, data).ignored}
+
+    assert {ignored[key] for key in FROZEN[name]} == {"same" if frozen else "more"}
 
 
 def test_llama_factory_under_unsloth_is_unsloths_runtime_on_one_device(tmp_path: Path) -> None:

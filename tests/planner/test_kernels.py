@@ -216,6 +216,46 @@ def test_backward_of_an_unsloth_mlp_makes_the_products_gradient_alone() -> None:
     assert most(plain) > 2 * most(unsloth())
 
 
+def axolotls(**more: object) -> Compute:
+    """Axolotl's functions beside norms in one kernel, so that Unsloth's closed form holds of what both keep."""
+    parts = msgspec.structs.replace(presets.kernels("unsloth"), adapters="functions")
+    return unsloth(kernels=parts, **more)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.05])
+def test_axolotls_functions_keep_unsloths_tensors_their_adapters_and_what_dropout_left(dropout: float) -> None:
+    """Of each of three inputs what dropout left of it in 16 bits, and a byte of mask; the adapters' own in 16 bits."""
+    h, f, kv = LLAMA.hidden, LLAMA.ffn, LLAMA.kv_heads * LLAMA.head_dim
+    adapters = 16 * (2 * (h + h) + 2 * (h + kv) + 3 * (h + f))
+    lora = Lora(rank=16, targets=SEVEN, dropout=dropout)
+
+    more = a_layer_keeps(LLAMA, axolotls(lora=lora)) - a_layer_keeps(LLAMA, unsloth())
+
+    assert (more.per_token, more.fixed) == (3 * h * (2 + 1) if dropout else 0.0, 2 * adapters)
+
+
+def test_backward_of_axolotls_mlp_makes_the_products_gradient_and_the_inputs() -> None:
+    """Gate and up have theirs in their own place; dropout's input has one beside the input's own."""
+
+    def beside(dropout: float) -> float:
+        lora = Lora(rank=16, targets=SEVEN, dropout=dropout)
+        walked = walk(LLAMA, axolotls(lora=lora), replace(MIDDLE, runs=(("layer", 1),)))
+        most = max(sum(size.per_token for size in one.live) for one in walked.moments if one.phase == "backward")
+        return most - sum(size.per_token for size in walked.kept)
+
+    made = 2 * LLAMA.ffn + 2 * LLAMA.hidden
+    assert made <= beside(0.0) < made + 4 * 16 * 2
+    assert beside(0.05) - beside(0.0) == 2 * LLAMA.hidden
+
+
+def test_axolotls_functions_take_biases_and_leave_magnitudes_and_parts_to_peft() -> None:
+    qwen = presets.model("qwen2.5-7b")
+    pefts = msgspec.structs.replace(presets.kernels("unsloth"), adapters="peft")
+    assert a_layer_keeps(qwen, axolotls()).per_token < a_layer_keeps(qwen, unsloth()).per_token
+    for one in (Lora(rank=16, targets=("up_proj",)), Lora(rank=16, targets=SEVEN, dora=True)):
+        assert a_layer_keeps(LLAMA, axolotls(lora=one)) == a_layer_keeps(LLAMA, unsloth(lora=one, kernels=pefts))
+
+
 def test_forward_unpacks_every_4_bit_matrix_into_one_buffer_and_backward_beside_it() -> None:
     packed = unsloth(layer_form="nf4", recompute="full")
     moments = walk(LLAMA, packed, MIDDLE).moments

@@ -23,6 +23,7 @@ from planner.basics.errors import PlannerError
 from planner.basics.output import write_all
 from planner.basics.quoting import yaml_value
 from planner.cli import planner
+from planner.inventory import parameters
 from planner.spec.plan import Plan, encode_plan
 from tests.planner.written_plans import plan_of, plans
 
@@ -55,8 +56,7 @@ def few() -> list[Plan]:
 
 
 def readable(word: str) -> bool:
-    """Whether what is written in a format is read here: Megatron-LM's flags and torchtitan's jobs have readers of their
-    own."""
+    """Whether what is written in a format is read here: torchtitan's jobs have a reader of their own."""
     known = {one.NAME for one in fromfile.FORMATS}
     return tofile.FORMATS[word].NAME in known and (word != "torchtitan" or hasattr(torchtitan, "jobs"))
 
@@ -92,6 +92,11 @@ def differing(plan: Plan, again: Plan, left: set[str]) -> dict[str, Any]:
     }
 
 
+BY_SIZES = {"megatron": {"model", "recompute", "recompute_modules"}}
+"""Fields of which a format has no name: a model that is written by its sizes, and Megatron's recompute=attention, which
+is its module core_attn."""
+
+
 def peak(plan: Plan) -> float:
     return max(one.total for one in plan.prediction.memory)
 
@@ -110,7 +115,7 @@ def check(plan: Plan, word: str, folder: Path) -> str:
         return "unread"
     again = back(plan, found, names)
     left = {one.field for one in found.unsaid}
-    assert not differing(plan, again, left)
+    assert not differing(plan, again, left | BY_SIZES.get(word, set()))
     if left <= {"gpus", "nodes"}:
         assert peak(again) == peak(plan)
         return "whole"
@@ -126,8 +131,15 @@ def test_drawn_plans_are_read_back_as_they_are(few: list[Plan], word: str, tmp_p
 @pytest.mark.parametrize("word", sorted(tofile.FORMATS))
 def test_many_drawn_plans_are_read_back_as_they_are(word: str, tmp_path: Path):
     ended = [check(plan, word, tmp_path) for plan in drawn(MANY)]
-    if readable(word) and word not in ("accelerate", "deepspeed", "torchtitan"):
+    if readable(word) and word not in ("accelerate", "deepspeed", "torchtitan", "megatron"):
         assert ended.count("whole") > 5
+
+
+@pytest.mark.long
+def test_drawn_plans_of_megatron_are_read_back_whole(tmp_path: Path):
+    own = islice((plan for plan in plans(SEED) if plan.layout.engine in tofile.FORMATS["megatron"].ENGINES), 16)
+    ended = [check(plan, "megatron", tmp_path) for plan in own]
+    assert ended.count("whole") > 8
 
 
 @pytest.mark.long
@@ -256,7 +268,11 @@ def test_every_flag_of_megatron_is_one_of_its_parser(number: int, tmp_path: Path
     assert ("sequence-parallel" in flags) == (layout.tp > 1 and layout.sequence_parallel)
     assert flags["num-layers"] == [str(plan.model.layers)]
     assert commandline.is_one(commandline.of_script(names[0]))
-    assert not any(one.field in ("tp", "pp", "cp", "ep") for one in found.unsaid)
+    assert not found.unsaid
+    again = back(plan, found, names)
+    assert not differing(plan, again, BY_SIZES["megatron"])
+    assert peak(again) == peak(plan)
+    assert parameters(again.model) == parameters(plan.model)
 
 
 def test_every_row_of_megatron_names_flags_of_its_parser():

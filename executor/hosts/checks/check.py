@@ -176,6 +176,7 @@ def _request(
         run_dir=str(options.run_dir.absolute()),
         save_weights=options.save_weights,
         script=options.script,
+        tool=options.tool,
         env=tuple(env),
         master=master,
         port=port or local.hold_port(local.LaunchedNodes("join", ()), token).number,

@@ -61,6 +61,7 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     save_weights: bool = True
     script: tuple[str, ...] = ()
+    tool: str = ""
     env: tuple[str, ...] = ()
     master: str | None = None
     port: int = 0
@@ -105,6 +106,7 @@ def _facts(asking: CheckRequest, plan: Plan) -> CheckReply:
         asking.nodes,
         save_weights=asking.save_weights,
         script=asking.script,
+        tool=asking.tool,
         env=asking.env,
     )
     checks = [*host_checks(plan, options, asking.ranks, every_line=asking.node == 0)]

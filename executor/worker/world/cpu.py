@@ -28,12 +28,19 @@ def let_accelerate_take_a_gpus_path(state: Any) -> None:
     """Let Accelerate, whose module `accelerate.state` this is, shard on CPU as it does on GPUs."""
 
     # Accelerate 1.15 wraps every model in DDP when its device type is CPU: what FSDP would shard, and one process's own
-    # (accelerator.py, prepare_model, MULTI_CPU). Told "several devices, over gloo" it takes the path a GPU takes, which
-    # shards, and wraps nothing in a world of one; what is underneath does not care what the device is.
+    # (accelerator.py, prepare_model, MULTI_CPU); beside DeepSpeed it takes each rank for one alone, and gives all of
+    # them the same data (state.py, `self.backend is None`). Told "several devices, over gloo" it takes the path a GPU
+    # takes, which shards, and wraps nothing in a world of one; what is underneath does not care what the device is.
     def several_devices(self: Any, *args: Any, **kwargs: Any) -> tuple[str, Any]:
         return "gloo", state.DistributedType.MULTI_GPU
 
     state.PartialState._prepare_backend = several_devices
+
+
+def let_trainer_take_16_bits(arguments: Any) -> None:
+    """Let Transformers' Trainer, whose module of arguments this is, take bf16, which it refuses where it sees no GPU
+    unless it is told to shard nothing (transformers 5.23, training_args.py, `_validate_args`)."""
+    arguments.is_torch_bf16_gpu_available = lambda: True
 
 
 def leave_shared_memory_collective_out(operations: Any) -> None:

@@ -1,5 +1,5 @@
 """People's own training configurations, read as options of the planner: Accelerate, DeepSpeed, torchtitan, Axolotl,
-LLaMA-Factory, TRL and Trainer.
+LLaMA-Factory, Megatron-LM and its Bridge, NeMo Automodel, ms-swift, TRL and Trainer.
 
 `read` finds out which it is and says what every key means; `merge.merged` joins that with the command line.
 Not here: what the options do (planner/ask/options.py).
@@ -14,12 +14,15 @@ from typing import Any
 
 from planner.ask.fromfile import (
     accelerate,
+    automodel,
     axolotl,
     commandline,
     deepspeed,
     files,
     llamafactory,
     llamafactory_v1,
+    megatron,
+    megatron_bridge,
     swift,
     torchrun,
     torchtitan,
@@ -32,7 +35,10 @@ from planner.basics.errors import PlannerError
 LAUNCHERS: tuple[ModuleType, ...] = (torchrun, accelerate, deepspeed)
 """Formats that say nothing of what is trained: one of the others may be beside them, whose word on OF_THE_SCRIPT is the
 last (transformers 5.23.0, training_args.py, sets Accelerate's mixed precision)."""
-FORMATS: tuple[ModuleType, ...] = (*LAUNCHERS, torchtitan, axolotl, llamafactory, llamafactory_v1, swift, trl)
+FORMATS: tuple[ModuleType, ...] = (
+    *LAUNCHERS, torchtitan, automodel, axolotl, llamafactory, llamafactory_v1, megatron, megatron_bridge,
+    swift, trl,
+)  # fmt: skip
 """Each has NAME, KEYS (its table of keys/), detect and read: a new format is one module of that shape in this list."""
 OF_THE_SCRIPT = ("precision",)
 

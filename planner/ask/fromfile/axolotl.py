@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from planner.ask.fromfile import compiled, split, trainer
+from planner.ask.fromfile import bymodel, compiled, split, trainer
 from planner.ask.fromfile.sheet import OFF, Means, Sheet
 from planner.spec.options import ALL_LINEAR
 
@@ -21,7 +21,6 @@ PLAIN = {
     "base_model": Means("model", "text"),
     "sequence_len": Means("seq_len", "whole", 512),
     "micro_batch_size": Means("micro_batch_size", "whole", 1),
-    "batch_size": Means("global_batch_size", "whole"),
     "learning_rate": Means("lr", "real"),
     "weight_decay": Means("weight_decay", "real"),
     "max_grad_norm": Means("max_grad_norm", "real"),
@@ -42,21 +41,26 @@ KNOWN_PLUGINS = (
 """Plugins that do nothing without keys of their own."""
 
 
+CLOUD = ("gpu", "gpu_count", "secrets")
+"""Keys of a file that says where Axolotl's own launcher rents machines (067b021, cli/cloud/)."""
+
+
 def detect(data: Mapping[str, Any]) -> bool:
     """Whether a table is Axolotl's."""
-    return "base_model" in data
+    return "base_model" in data or all(key in data for key in CLOUD)
 
 
 def read(sheet: Sheet) -> None:
     """The whole file."""
+    if "base_model" not in sheet.data:
+        raise sheet.idle("renting machines")
     _refuse_contradictions(sheet)
     sheet.plain(PLAIN)
     _job(sheet)
     _kernels(sheet)
-    if sheet.has("gradient_accumulation_steps"):
-        sheet.means("grad_accum", sheet.whole("gradient_accumulation_steps"), "gradient_accumulation_steps")
-    elif not sheet.has("batch_size"):
-        sheet.means("grad_accum", 1, note="Axolotl's default for gradient_accumulation_steps")
+    # The default comes before batch_size is asked (067b021, utils/config/__init__.py, normalize_config).
+    sheet.plain({"gradient_accumulation_steps": Means("grad_accum", "whole", 1)})
+    sheet.ignore("batch_size", "gradient_accumulation_steps is 1 where a file has none, whatever this is")
     _method(sheet)
     trainer.optimizer(sheet, "optimizer")
     trainer.gradient_buckets(sheet)
@@ -66,8 +70,8 @@ def read(sheet: Sheet) -> None:
     _liger(sheet)
     _experts(sheet)
     _precision(sheet)
-    if sheet.says("recompute") is None:
-        _recompute(sheet)
+    _recompute(sheet)
+    _own_kernels(sheet)
     trainer.magnitudes(sheet, "peft_use_dora")
     trainer.inputs_kept(sheet, reentrant=not sheet.has("unfrozen_parameters"))
     compiled.of_trainer(sheet)
@@ -199,6 +203,21 @@ def _method(sheet: Sheet) -> None:
     sheet.ignore("peft_autocast_adapter_dtype", "on, as is estimated")
 
 
+def _own_kernels(sheet: Sheet) -> None:
+    """Its functions of adapters with frozen matrices, which it puts in place of peft's modules unless a key or the
+    model's code is in the way (067b021, utils/schemas/config.py, check_auto_enable_lora_kernels)."""
+    versions = ("fsdp_version", "fsdp_config.fsdp_version", "fsdp_config.version")
+    first = sheet.under("fsdp_config") and 2 not in map(sheet.whole, versions)
+    said = any(sheet.has(key) for key in (*bymodel.FUSED_ADAPTERS, "lora_embedding_kernel"))
+    off = said or first or sheet.flag("trust_remote_code") or sheet.flag("nvfp4_merge_aware")
+    if sheet.says("method") == "full" or off or sheet.flag("load_in_8bit"):
+        return
+    for key in bymodel.FUSED_ADAPTERS:
+        sheet.data[key] = None
+        why = "on without a word: fused adapters keep less, which is counted where a model's layers are written out"
+        sheet.ignore(key, why, "not modelled", "less")
+
+
 def _context(sheet: Sheet) -> None:
     kind = str(sheet.data.get("ring_attn_func") or "").lower()
     gathers = kind == "varlen_llama3" or (not kind and sheet.says("packing") == "packed")
@@ -237,13 +256,23 @@ def _precision(sheet: Sheet) -> None:
 
 
 def _recompute(sheet: Sheet) -> None:
-    value = sheet.data.get("gradient_checkpointing")
+    """Layers that run again, or tensors that wait on the host. Under adapters all that is kept waits there, and nothing
+    runs again, unless hidden states alone do (067b021, core/builders/base.py, _configure_gradient_checkpointing)."""
+    key, away = "gradient_checkpointing", "activation_offloading"
+    if sheet.says("recompute") is not None:  # fsdp_config.activation_checkpointing
+        sheet.ignore(key, "FSDP's section says it")
+        sheet.ignore(away, OFF if not sheet.on(away) else "FSDP's section runs layers again")
+        return
+    value = sheet.data.get(key)
     moved = isinstance(value, str) and value.lower() in ("offload", "unsloth", "offload_disk")
-    on = moved or bool(sheet.flag("gradient_checkpointing"))
-    note = "" if sheet.has("gradient_checkpointing") else "Axolotl's default for gradient_checkpointing"
-    sheet.means("recompute", "full" if on else "none", "gradient_checkpointing", note=note)
-    if moved:
-        sheet.means("offload_activations", True, "gradient_checkpointing")
-    if sheet.data.get("activation_offloading") not in (None, False):
-        sheet.means("offload_activations", True, "activation_offloading")
-    sheet.ignore("activation_offloading", "off")
+    on = moved or bool(sheet.flag(key))
+    note = "" if sheet.has(key) else f"Axolotl's default for {key}"
+    sheet.means("recompute", "full" if on else "none", key, note=note)
+    waits = [one for one, says in ((key, moved), (away, sheet.on(away))) if says]
+    if waits and sheet.says("method") != "full" and sheet.data.get(away) != "hidden_states":
+        sheet.means(
+            "recompute", "none", key, note="under adapters what is kept waits on the host, and no layer runs again"
+        )
+    if waits:
+        sheet.means("offload_activations", True, *waits)
+    sheet.ignore(away, OFF)

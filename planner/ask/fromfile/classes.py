@@ -19,8 +19,8 @@ SORTED: tuple[KeyClass, ...] = ("decides", "adds", "takes", "time")
 
 
 class Meaning(NamedTuple):
-    """One class, with the reason. `rest` are values at which the key asks for nothing; of what decides `by` are the
-    options that answer in its place, and `fix` the nearest way out. Models whose norms are not `norm` have none.
+    """One class, with the reason. `rest` are values at which the key asks for nothing; `by` are the options that answer
+    in its place, and `fix` is the nearest way out of what decides. Models whose norms are not `norm` have none.
     """
 
     kind: KeyClass

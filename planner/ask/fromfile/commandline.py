@@ -31,6 +31,9 @@ SUFFIX = ".sh"
 LONGEST = 20_000
 """Characters of a command line."""
 VARIABLE = re.compile(r"[A-Za-z_]\w*=")
+SCRIPT = "script"
+"""Where the name of one of Megatron-LM's scripts stands, which say what is trained."""
+OF_MEGATRON = re.compile(r"pretrain_\w+\.py")
 POLICY = re.compile(r"activation[-_]checkpoint:[a-z_-]+")
 ON = "true"
 """An option without a value."""
@@ -95,7 +98,7 @@ def tables(text: str) -> list[NamedTable]:
     found = [(program, _accelerate(given) if program == "accelerate" else given)] if given else []
     if not rest:
         raise PlannerError("from", text[:60], "names no script", "Give the whole command")
-    return [*found, ("command line", _script(rest[1:]))]
+    return [*found, ("command line", _script(rest))]
 
 
 def _swift(variables: Mapping[str, str], words: Sequence[str]) -> list[NamedTable]:
@@ -118,6 +121,9 @@ def _script(words: Sequence[str]) -> dict[str, Any]:
         return _job(words)
     given, rest = _options(words, script=False)
     config = given.pop("config", None) or next((word for word in rest if word.endswith(files.SUFFIXES)), None)
+    script = next((name for word in rest if OF_MEGATRON.fullmatch(name := Path(word).name)), None)
+    if script is not None and "micro-batch-size" in given:
+        given[SCRIPT] = script
     return (files.load(str(config)) if config else {}) | given
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from planner.ask.fromfile.deepspeed import OfHidden
-from planner.ask.fromfile.sheet import Ignored, OptionLine, Understood
+from planner.ask.fromfile.sheet import Ignored, OptionLine, Understood, said
 
 KeyKind = Literal["option", "default", "decides", "adds", "takes", "time", "harmless", "unknown"]
 """What a key is: one that sets an option, a default of an absent one, one of a class, or in none."""
@@ -42,7 +42,7 @@ def explained(found: Understood) -> tuple[ExplainedKey, ...]:
 
 
 def _of_line(line: OptionLine, data: dict[str, Any]) -> list[ExplainedKey]:
-    value = line.value.text if isinstance(line.value, OfHidden) else line.value
+    value = line.value.text if isinstance(line.value, OfHidden) else said(line.value)
     if isinstance(value, tuple):
         value = " or ".join(map(str, value))
     if not line.keys:

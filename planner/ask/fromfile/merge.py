@@ -7,14 +7,15 @@ Not here: what any key means (one module a format), or the rules that options ob
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
 
 from planner.ask.fits import Uncounted
-from planner.ask.fromfile import hub, targets
+from planner.ask.fromfile import bymodel, hub
 from planner.ask.fromfile.deepspeed import OfHidden
-from planner.ask.fromfile.sheet import HARMLESS, Ignored, Memory, OptionLine, Understood
+from planner.ask.fromfile.sheet import HARMLESS, Ignored, OptionLine, Understood, said
 from planner.ask.options import Given, cluster_of, model_of, question
 from planner.ask.question import Question
 from planner.basics.errors import PlannerError
@@ -28,14 +29,11 @@ DDP = (("strategy", "ddp"), ("runtime", ENGINES["ddp"].runtime))
 ENGINE_BY = ("strategy", "runtime", "zero_stage")
 """Options that replace the engine a file means."""
 
-OF_THE_MODEL = ("lora_targets", "attention", "liger", "packing")
-"""Options that mean something by the model."""
-
-FUSED = ("sdpa", "flash2", "flash3", "flash4")
-"""Codes of attention that keep the result and a number a row."""
-
 OF_THE_METHOD = ("method", "quantization")
 """Options that another method replaces; adapters' own stay, whatever they adapt."""
+
+MOST_LISTED, MOST_HARMLESS = 8, 24
+"""Keys of one option, and keys that change nothing, that are listed one by one."""
 
 MOVED = {"more": "adds memory", "less": "takes memory away"}
 
@@ -69,7 +67,7 @@ def merged(found: Understood, given: Given) -> Merged:
         hidden = model_of(whole, tuple(whole.get("presets") or ())).hidden
         lines = [_sized(line, hidden) for line in lines]
         whole |= {line.option: line.value for line in lines}
-    lines, ignored = _of_the_model(lines, found.ignored, whole)
+    lines, ignored = _of_the_model(lines, found, whole)
     whole = {name: value for name, value in whole.items() if name in typed or name not in found.options}
     whole |= {line.option: line.value for line in lines}
     understood = msgspec.structs.replace(found, lines=tuple(lines), ignored=ignored)
@@ -78,6 +76,8 @@ def merged(found: Understood, given: Given) -> Merged:
         understood = _on_one_device(understood)
     elif "alone" in understood.options:
         understood = _on_several(understood)
+    if any(one.key in bymodel.FUSED_ADAPTERS and one.memory == "less" for one in understood.ignored):
+        understood = bymodel.with_functions(understood, model_of(whole, tuple(whole.get("presets") or ())))
     if understood.lines != tuple(lines):
         whole = {name: value for name, value in whole.items() if name not in found.options or name in typed}
         whole |= understood.options
@@ -85,43 +85,21 @@ def merged(found: Understood, given: Given) -> Merged:
 
 
 def _decided(one: Ignored, path: str, typed: Sequence[str]) -> Ignored:
-    if one.memory != "decides":
-        return one
     for name in typed:
         if name in one.by:
             return Ignored(one.key, one.value, f"{OPTIONS[name].flag} stands", "none")
-    raise PlannerError(f"{path}: {one.key}", one.value, one.why, one.fix)
+    if one.memory == "decides":
+        raise PlannerError(f"{path}: {one.key}", one.value, one.why, one.fix)
+    return one
 
 
 def _of_the_model(
-    lines: list[OptionLine], ignored: tuple[Ignored, ...], whole: Given
+    lines: list[OptionLine], found: Understood, whole: Given
 ) -> tuple[list[OptionLine], tuple[Ignored, ...]]:
-    """Keys that mean something by the model: names of adapted modules, and parts that only some models have."""
-    needs = any(one.norm for one in ignored) or any(line.option in OF_THE_MODEL for line in lines)
-    if not needs or whole.get("model") is None:
-        return lines, ignored
-    model = model_of(whole, tuple(whole.get("presets") or ()))
-    why = f"{model.name} has no such part"
-    absent = [bool(one.norm) and model.described is None and one.norm != model.norm for one in ignored]
-    kept = tuple(
-        Ignored(one.key, one.value, why, "none") if gone else one for one, gone in zip(ignored, absent, strict=True)
-    )
-    if model.described is not None:
-        why = f"{model.name} is planned with the attention that Transformers chooses, which keeps as much"
-        fused = [line for line in lines if line.option == "attention" and line.value in FUSED]
-        kept += tuple(Ignored(key, line.value, why, "not modelled") for line in fused for key in line.keys)
-        kernels = [line for line in lines if line.option == "liger"]
-        kept += tuple(
-            Ignored(key, True, "not modelled: fused kernels keep less", "not modelled", "less")
-            for line in kernels
-            for key in line.keys
-        )
-        packed = [line for line in lines if line.option == "packing" and line.value == "packed"]
-        masks: Memory = "same" if any(str(line.value).startswith("flash") for line in fused) else "more"
-        why = "not modelled: attention of a full row, not of each document"
-        kept += tuple(Ignored(key, True, why, "not modelled", masks) for line in packed for key in line.keys)
-        lines = [line for line in lines if line not in (*fused, *kernels, *packed)]
-    return [targets.of_model(line, model) if line.option == "lora_targets" else line for line in lines], kept
+    """Keys that mean something by the model."""
+    if whole.get("model") is None or not bymodel.asks(lines, found.ignored):
+        return lines, found.ignored
+    return bymodel.meant(lines, found.ignored, model_of(whole, tuple(whole.get("presets") or ())), found.format)
 
 
 def question_of(one: Merged) -> Question:
@@ -208,7 +186,7 @@ def as_json(one: Merged) -> dict[str, Any]:
     return {
         "path": one.found.path,
         "format": one.found.format,
-        "understood": [{**msgspec.structs.asdict(line), "value": _said(line.value)} for line in one.found.lines],
+        "understood": [{**msgspec.structs.asdict(line), "value": said(line.value)} for line in one.found.lines],
         "replaced": [{**_plain(line), "by": OPTIONS[by].flag} for line, by in one.replaced],
         "ignored": [
             {name: getattr(ignored, name) for name in ("key", "value", "why", "effect", "memory")}
@@ -217,13 +195,8 @@ def as_json(one: Merged) -> dict[str, Any]:
     }
 
 
-def _said(value: Any) -> Any:
-    """A value as a reader sees it: a model of a file's own sizes by its name."""
-    return value.name if isinstance(value, ModelSpec) else value
-
-
 def _plain(line: OptionLine) -> dict[str, Any]:
-    value = _said(line.value)
+    value = said(line.value)
     if isinstance(value, OfHidden):
         value = value.text
     elif isinstance(value, tuple):
@@ -235,13 +208,13 @@ def as_text(one: Merged) -> str:
     """What was understood, what the command line replaced, what was ignored and why."""
     found = one.found
     rows = [
-        (", ".join(line.keys) or "(absent)", f"{line.option} = {_said(line.value)}", line.note) for line in found.lines
+        (_listed(line.keys) or "(absent)", f"{line.option} = {said(line.value)}", line.note) for line in found.lines
     ]
     text = [f"{found.path}: {found.format} configuration", "understood:", *_columns(rows)]
     if one.replaced:
         text.append("the command line says otherwise:")
         text += _columns([
-            (", ".join(line.keys) or "(absent)", f"{line.option} = {_plain(line)['value']}",
+            (_listed(line.keys) or "(absent)", f"{line.option} = {_plain(line)['value']}",
              f"{OPTIONS[by].flag} stands")
             for line, by in one.replaced
         ])  # fmt: skip
@@ -258,8 +231,20 @@ def as_text(one: Merged) -> str:
             if ignored.effect == "none" and ignored.why != HARMLESS
         ])  # fmt: skip
         if harmless := [ignored.key for ignored in found.ignored if ignored.why == HARMLESS]:
-            text.append(f"  {HARMLESS}: {', '.join(harmless)}")
+            text.append(f"  {HARMLESS}: {', '.join(harmless[:MOST_HARMLESS])}{_more(harmless[MOST_HARMLESS:])}")
     return "\n".join(text)
+
+
+def _more(keys: Sequence[str]) -> str:
+    return f" and {len(keys)} more (--explain-keys lists all)" if keys else ""
+
+
+def _listed(keys: Sequence[str]) -> str:
+    """Keys in a row; many by the section that they have in common."""
+    if len(keys) <= MOST_LISTED:
+        return ", ".join(keys)
+    parts = takewhile(lambda one: len({*one}) == 1, zip(*(key.split(".") for key in keys), strict=False))
+    return f"{'.'.join(one[0] for one in parts) or keys[0]} ({len(keys)} keys)"
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

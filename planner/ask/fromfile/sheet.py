@@ -12,9 +12,11 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from planner.ask.fromfile.classes import Classes, meaning
 from planner.basics.errors import PlannerError, did_you_mean
+from planner.spec.model import ModelSpec
 
 Effect = Literal["none", "not modelled", "unknown"]
 """What ignoring a key does to the estimate."""
@@ -55,8 +57,13 @@ class OptionLine(msgspec.Struct, frozen=True):
     memory: Memory = "same"
 
 
+def said(value: Any) -> Any:
+    """A value as a reader sees it: a model of a file's own sizes by its name."""
+    return value.name if isinstance(value, ModelSpec) else value
+
+
 class Ignored(msgspec.Struct, frozen=True):
-    """A key that sets no option, and why. Of one that decides `by` are the options that answer in its place, and `fix`
+    """A key that sets no option, and why. `by` are the options that answer in its place, and of one that decides `fix`
     is the nearest way out; `norm` is of models that know the key, where not all do."""
 
     key: str
@@ -107,6 +114,19 @@ class Sheet:
         self._own: dict[str, tuple[Any, tuple[str, ...]]] = {}
         self._theirs: dict[str, tuple[Any, tuple[str, ...], str]] = {}
         self._included: dict[str, Any] = {}
+        self.spelt: dict[str, str] = {}
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Keys by the names that a reader and its table have for them: the account has the file's own again."""
+        again: dict[str, Any] = {}
+        for key, value in self.data.items():
+            name = names.get(key, key)
+            if name in again:
+                raise self.wrong(key, f"is said twice, and as {self.spelt.get(name, name)}", "Say it once")
+            again[name] = value
+            if name != key:
+                self.spelt[name] = key
+        self.data = again
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -177,9 +197,15 @@ class Sheet:
             return value.strip().lower() not in FALSE
         return bool(value)
 
+    def _rests(self, key: str, rest: Collection[Any]) -> bool:
+        """Whether a key asks for nothing: it is off or has a value of `rest`, or is on where being on is that."""
+        if any(value is True for value in rest):
+            return self.data[key] is None or self.on(key)
+        return not self.on(key) or self.data[key] in rest
+
     def wrong(self, key: str, rule: str, fix: str = "") -> PlannerError:
         """A refusal that names the file and the key."""
-        return PlannerError(f"{self.path}: {key}", self.data.get(key), rule, fix)
+        return PlannerError(f"{self.path}: {self.spelt.get(key, key)}", self.data.get(key), rule, fix)
 
     def idle(self, job: str) -> PlannerError:
         """A refusal of a file that trains nothing."""
@@ -254,6 +280,7 @@ class Sheet:
     def decides(self, key: str, why: str, fix: str, *by: str) -> None:
         """Without this key there is no answer, unless the command line has one of these options."""
         if key in self.data:
+            self._lines = [replace(one, keys=tuple(name for name in one.keys if name != key)) for one in self._lines]
             self._ignored[key] = Ignored(key, self.data[key], why, "not modelled", "decides", fix, by)
 
     def ignore_section(self, section: str, why: str) -> None:
@@ -282,7 +309,7 @@ class Sheet:
                 self._theirs[line.option] = (line.value, line.keys, other.path)
         for one in other.ignored:
             self.data[f"{key}.{one.key}"] = one.value
-            self._ignored[f"{key}.{one.key}"] = msgspec.structs.replace(one, key=f"{key}.{one.key}")
+            self._ignored[f"{key}.{one.key}"] = replace(one, key=f"{key}.{one.key}")
 
     def against(self, key: str, value: Any, other: str, theirs: Any, path: str) -> PlannerError:
         """A refusal of a file that contradicts one that it names."""
@@ -304,16 +331,18 @@ class Sheet:
                 self.ignore(key, STRANGE if self.on(key) else f"{OFF}; {STRANGE}", "unknown", "more")
             elif found.kind == "harmless":
                 self.ignore(key, HARMLESS)
-            elif not self.on(key) or self.data[key] in found.rest:
+            elif self._rests(key, found.rest):
                 self.ignore(key, OFF)
             elif found.kind == "decides":
                 self.decides(key, found.why, found.fix, *found.by)
             else:
                 self.unmodelled(key, found.why, MOVES[found.kind])
-                if found.norm:
-                    self._ignored[key] = msgspec.structs.replace(self._ignored[key], norm=found.norm)
-        values = self.data | self._included
-        return Understood(self.name, self.path, tuple(self._lines), tuple(self._ignored.values()), values)
+                self._ignored[key] = replace(self._ignored[key], norm=found.norm, by=found.by)
+        own = self.spelt
+        lines = [replace(line, keys=tuple(own.get(key, key) for key in line.keys)) for line in self._lines]
+        ignored = [replace(one, key=own.get(one.key, one.key)) for one in self._ignored.values()]
+        values = {own.get(key, key): value for key, value in self.data.items()} | self._included
+        return Understood(self.name, self.path, tuple(lines), tuple(ignored), values)
 
 
 def _differ(ours: Any, theirs: Any) -> bool:

@@ -104,7 +104,7 @@ def _job(sheet: Sheet) -> None:
         sheet.decides(key, "the job trains on preferences, or is reinforcement learning", TAKE_OUT)
     elif command not in ("sft", "pt"):
         raise sheet.idle(f"swift {command}")
-    sheet.ignore(COMMAND, "supervised training")
+    sheet.ignore(COMMAND, "rlhf_type says which" if command == "rlhf" else "supervised training")
     sheet.ignore("rlhf_type", OFF)
     if (task := str(sheet.data.get("task_type") or "causal_lm")) != "causal_lm":
         sheet.decides("task_type", f"the job is {task}, with another head and loss", TAKE_OUT)

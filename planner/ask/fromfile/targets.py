@@ -15,9 +15,15 @@ from planner.inventory import lora_targets
 from planner.spec import ModelSpec
 from planner.spec.options import ALL_LINEAR
 
-PATTERN = re.compile(r"[\w.\\^]*layers\\?\.\[\\d\]\+\\?\.\(([\w|]+)\)\\?\.\(([\w|]+)\)(\w*)\$?")
-"""The pattern that files have: each layer, some of its blocks, and some names of a common end."""
+PATTERN = re.compile(r"[\w.\\^]*layers\\?\.\[\\d\]\+\\?\.(?:\(\w+\\?\.\)\?)?\(([\w|]+)\)\\?\.\(([\w|]+)\)(\w*)\$?")
+"""The pattern that files have: each layer, which a wrapper of its own may hold, some of its blocks, and some names of
+a common end."""
 IN_MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def is_pattern(value: str) -> bool:
+    """Whether modules are named by a pattern over whole paths."""
+    return any(mark in value for mark in "([\\")
 
 
 def of_model(line: OptionLine, model: ModelSpec) -> OptionLine:

@@ -73,12 +73,17 @@ def values(plan: Plan | Case) -> dict[str, Any]:
     return values_of(plan) | {"classes": classes, "spec": plan.model, "device_kind": plan.cluster.gpu.kind}
 
 
-def files_of(plan: Plan, word: str) -> WrittenPlan:
-    """A plan in a format (PlannerError for one that it cannot hold)."""
+def files_of(plan: Plan, word: str, own: Sequence[Line] = ()) -> WrittenPlan:
+    """A plan in a format (PlannerError for one that it cannot hold). `own` are lines of one run in the first file, its
+    model and its steps among them; they stand in the place of the plan's."""
     kind, found = format_of(word), values(plan)
     parts = kind.parts(found) if found["engine"] in kind.ENGINES else ()
     lines, unsaid = said_by(kind, parts, found)
-    notes = _notes(plan, unsaid)
+    if own:
+        keys = {line.key for line in own}
+        lines[0] = [line for line in lines[0] if line.key not in keys] + list(own)
+        unsaid = tuple(one for one in unsaid if one.field != "steps")
+    notes = _notes(plan, unsaid, own)
     head = _heading(plan)
     files = {
         part.file: _text(part, lines[place], [*head, *notes] if place == 0 else head, found)
@@ -193,9 +198,9 @@ def _heading(plan: Plan) -> list[str]:
     return found
 
 
-def _notes(plan: Plan, unsaid: tuple[UnsaidField, ...]) -> list[str]:
+def _notes(plan: Plan, unsaid: tuple[UnsaidField, ...], own: Sequence[Line]) -> list[str]:
     found = [f"{UNSAID}{one.field} {told(one.value)}" for one in unsaid]
-    if not any(one.field == "model" for one in unsaid) and hub.id_of(plan.model.name) is None:
+    if not own and not any(one.field == "model" for one in unsaid) and hub.id_of(plan.model.name) is None:
         found.append(f"no id of a hub is known for {plan.model.name}: put the model's folder in its place")
     return found
 

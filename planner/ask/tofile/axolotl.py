@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from planner.ask.fromfile import axolotl
+from planner.ask.fromfile.bymodel import FUSED_ADAPTERS
 from planner.ask.tofile import accelerate, deepspeed, trainer
 from planner.ask.tofile.fields import Values
-from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat, flag, forms, keys_of, named, words
+from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat, forms, keys_of, named, words
 from planner.spec.engines import ENGINES as FACTS
 
 NAME = "Axolotl"
@@ -43,9 +44,23 @@ def _engine(value: Any, values: Values) -> Entries:
 
 
 def _adapter(value: Any, values: Values) -> Entries:
-    """Its word qlora is for a base of 4 bits alone."""
+    """Its word qlora is for a base of 4 bits alone; without a word adapters are not peft's modules."""
     four = value == "qlora" and values["quantization"] == "nf4"
-    return {} if value == "full" else {"adapter": "qlora" if four else "lora"}
+    peft = dict.fromkeys(FUSED_ADAPTERS, False)
+    return {} if value == "full" else {"adapter": "qlora" if four else "lora"} | peft
+
+
+def _recompute(value: Any, values: Values) -> Entries | None:
+    """Under adapters nothing runs again where all that is kept waits on the host, which asks for the key too."""
+    away = bool(values["offload_activations"])
+    if value not in ("none", "full") or (away and value == "none" and values["method"] == "full"):
+        return None
+    return {"gradient_checkpointing": value == "full" or away}
+
+
+def _away(value: Any, values: Values) -> Entries:
+    again = values["recompute"] == "full" and values["method"] != "full"
+    return {"activation_offloading": "hidden_states" if again else True} if value else {}
 
 
 def _gpus(value: Any, values: Values) -> Entries | None:
@@ -71,15 +86,15 @@ ROWS: dict[str, FieldKeys] = {
     **{option: accelerate.of_shards(row) if option in SIZES else row for option, row in KEYS.items() if option != "ep"},
     **trainer.BETA2,
     "grad_accum": trainer.BATCHES["grad_accum"],
-    "method": FieldKeys(("adapter",), _adapter, ("full", "lora", "qlora")),
+    "method": FieldKeys(("adapter", *FUSED_ADAPTERS), _adapter, ("full", "lora", "qlora")),
     **trainer.base_rows(BITS, {}, {}),
     **trainer.adapter_rows("lora_r", "lora_alpha", "lora_target_modules", "lora_modules_to_save", "peft_use_dora"),
     "lora_upcast": words("peft_autocast_adapter_dtype", {True: True, False: False}),
     "precision": FieldKeys(("bf16", "fp16", "bfloat16"), _precision, tuple(PRECISION)),
     **trainer.optimizer_rows("optimizer", {"muon": "muon", "adamw-fp8-torchao": "ao_adamw_fp8"}),
     "packing": words("sample_packing", {"padded": False, "packed": True}),
-    "recompute": words("gradient_checkpointing", {"none": False, "full": True}),
-    "offload_activations": flag("activation_offloading", off=None),
+    "recompute": FieldKeys(("gradient_checkpointing",), _recompute, ("none", "full")),
+    "offload_activations": FieldKeys(("activation_offloading",), _away),
     **{name: row for name, row in accelerate.fsdp_rows("fsdp_config.").items() if name != "recompute"},
     **trainer.SHARED,
     "liger": FieldKeys(("plugins", *axolotl.LIGER_KEYS.values()), _liger),

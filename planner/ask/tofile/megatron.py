@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.ask.fromfile import megatron as reader
 from planner.ask.tofile.fields import Values
-from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat, above, flag, follows, forms, plain, words
+from planner.ask.tofile.table import (
+    Entries,
+    FieldKeys,
+    FileOfFormat,
+    above,
+    flag,
+    follows,
+    forms,
+    inverted,
+    keys_of,
+    words,
+)
 from planner.spec import ModelSpec
 from planner.spec.layout import even_split
 
-NAME = "Megatron-LM"
+NAME = reader.NAME
 FILE = "megatron.sh"
 ENGINES = ("megatron",)
 SCRIPT = "pretrain_gpt.py"
@@ -23,10 +35,7 @@ PRECISION: dict[str, Entries] = {
     "fp32": {},
     "bf16": {"bf16": True},
     "fp16": {"fp16": True},
-    "fp8": _HYBRID | {"fp8-recipe": "tensorwise"},
-    "fp8-delayed": _HYBRID | {"fp8-recipe": "delayed"},
-    "fp8-blockwise": _HYBRID | {"fp8-recipe": "blockwise"},
-    "mxfp8": _HYBRID | {"fp8-recipe": "mxfp8"},
+    **{precision: _HYBRID | {"fp8-recipe": recipe} for recipe, precision in reader.RECIPES.items()},
     "nvfp4": {"bf16": True, "fp4-format": "e2m1", "fp4-recipe": "nvfp4"},
 }
 RECOMPUTE: dict[str, Entries] = {
@@ -37,14 +46,12 @@ RECOMPUTE: dict[str, Entries] = {
 _FLEX = {"moe-token-dispatcher-type": "flex"}
 DISPATCHERS: dict[str, Entries] = {
     "alltoall": {"moe-token-dispatcher-type": "alltoall"},
-    "deepep": _FLEX | {"moe-flex-dispatcher-backend": "deepep"},
-    "hybridep": _FLEX | {"moe-flex-dispatcher-backend": "hybridep"},
+    **{name: _FLEX | {"moe-flex-dispatcher-backend": name} for name in reader.BACKENDS},
 }
 ENDS = {
     "embedding": {"account-for-embedding-in-pipeline-split": True},
     "head": {"account-for-loss-in-pipeline-split": True},
 }
-CONTEXT = {"ring": "p2p", "ulysses": "a2a"}
 ACTIVATIONS: dict[tuple[bool, str], Entries] = {
     (True, "silu"): {"swiglu": True},
     (False, "relu"): {},
@@ -106,6 +113,8 @@ def _experts(model: ModelSpec) -> Entries:
     }
     if moe.shared_experts:
         found["moe-shared-expert-intermediate-size"] = moe.shared_ffn
+    if model.family == "deepseek_v3":
+        found["moe-router-score-function"] = "sigmoid"
     if moe.dense_layers:
         found["moe-layer-freq"] = f"([0]*{moe.dense_layers}+[1]*{model.layers - moe.dense_layers})"
     return found
@@ -118,6 +127,7 @@ def _latents(model: ModelSpec) -> Entries:
     queries = {} if mla.q_lora_rank is None else {"q-lora-rank": mla.q_lora_rank}
     return queries | {
         "multi-latent-attention": True,
+        "qk-layernorm": True,
         "kv-lora-rank": mla.kv_lora_rank,
         "qk-head-dim": mla.qk_nope_head_dim,
         "qk-pos-emb-head-dim": mla.qk_rope_head_dim,
@@ -145,35 +155,36 @@ def _stages(value: Any, values: Values) -> Entries:
     return {"pipeline-model-parallel-layout": "|".join([f"E{stages[0]}", *stages[1:]]) + "L"}
 
 
+def _gradients(value: Any, values: Values) -> Entries:
+    """fp16's are 16 bits wide unless it is said otherwise, others' are 32."""
+    if values["precision"] == "fp16":
+        return {"accumulate-allreduce-grads-in-fp32": not value}
+    return {"grad-reduce-in-bf16": value}
+
+
 def _moments(value: Any, values: Values) -> Entries:
     narrow = {"exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"}
     return {"use-precision-aware-optimizer": True} | narrow if value else {}
 
 
 ROWS: dict[str, FieldKeys] = {
+    **keys_of(reader.PLAIN, "cp", "ep", "dp_replicate"),
     "model": FieldKeys(("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-experts"), _model),
     "gpus": FieldKeys(("nproc-per-node", "nnodes"), lambda value, values: {}),
     "nodes": FieldKeys(("nnodes",), lambda value, values: {}),
     "engine": follows("use-distributed-optimizer", "megatron"),
-    "seq_len": plain("seq-length"),
     "method": follows("use-distributed-optimizer", "full"),
     "precision": forms(PRECISION),
     "narrow_weights": flag("fp8-param-gather"),
-    "narrow_gradients": flag("grad-reduce-in-bf16"),
+    "narrow_gradients": FieldKeys(("grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32"), _gradients),
     "narrow_moments": FieldKeys(("use-precision-aware-optimizer", "exp-avg-dtype", "exp-avg-sq-dtype"), _moments),
-    "optimizer": words("optimizer", {"adamw": "adam", "sgd": "sgd"}),
-    "lr": plain("lr"),
-    "beta2": plain("adam-beta2"),
-    "weight_decay": plain("weight-decay"),
+    "optimizer": words("optimizer", inverted(reader.OPTIMIZERS)),
     "momentum": FieldKeys(
         ("sgd-momentum",), lambda value, values: {"sgd-momentum": value} if values["optimizer"] == "sgd" else {}
     ),
-    "micro_batch_size": plain("micro-batch-size"),
     "grad_accum": FieldKeys(
         ("global-batch-size",), lambda value, values: {"global-batch-size": values["global_batch_size"]}
     ),
-    "tp": plain("tensor-model-parallel-size"),
-    "pp": plain("pipeline-model-parallel-size"),
     "cp": above("context-parallel-size", 1),
     "ep": FieldKeys(
         ("expert-model-parallel-size", "expert-tensor-parallel-size"),
@@ -185,7 +196,7 @@ ROWS: dict[str, FieldKeys] = {
     ),
     "zero_stage": forms({0: {}, 1: {"use-distributed-optimizer": True}}),
     "sequence_parallel": flag("sequence-parallel"),
-    "cp_method": words("cp-comm-type", CONTEXT),
+    "cp_method": words("cp-comm-type", inverted(reader.CONTEXT)),
     "pp_schedule": follows("num-virtual-stages-per-pipeline-rank", "1f1b", "interleaved"),
     "virtual_stages": above("num-virtual-stages-per-pipeline-rank", 1),
     "stage_layers": FieldKeys(("pipeline-model-parallel-layout",), _stages),
@@ -194,9 +205,6 @@ ROWS: dict[str, FieldKeys] = {
     "recompute_modules": FieldKeys(("recompute-modules",), _modules),
     "tp_comm_overlap": flag("tp-comm-overlap"),
     "token_dispatcher": forms(DISPATCHERS),
-    "steps": plain("train-iters"),
-    "max_grad_norm": plain("clip-grad"),
-    "seed": plain("seed"),
 }
 FIXED = {
     "transformer-impl": ("transformer_engine", "as is estimated"),
