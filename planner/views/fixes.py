@@ -92,7 +92,7 @@ def fixes_text(found: FixedFiles, width: int | None) -> str:
         lines.append(diff(found.theirs, texts, texts | hunk.together).rstrip("\n"))
         texts |= hunk.together
     if not found.hunks:
-        none = "No change of the files makes it fit" if not before.fits else f"Goal {found.goal}: no change gains 3 %"
+        none = "No change of the files makes it fit" if not before.fits else f"Goal {found.goal}: no change gains 3%"
         none = "It fits: nothing has to change" if before.fits and found.goal == "fit" else none
         return "\n".join([*lines, *_comment(f"{none}.", width)])
     count = len(found.hunks)
@@ -128,8 +128,8 @@ def _won(before: Trial, after: Trial) -> str:
     if after.tokens_per_s is None or not before.tokens_per_s:
         return memory
     ratio = after.tokens_per_s / before.tokens_per_s
-    each = "" if after.gpus == before.gpus else f", {100 * (ratio * before.gpus / after.gpus - 1):+.1f} % for each GPU"
-    return f"{memory}, tokens/s {100 * (ratio - 1):+.1f} %{each}"
+    each = "" if after.gpus == before.gpus else f", {100 * (ratio * before.gpus / after.gpus - 1):+.1f}% for each GPU"
+    return f"{memory}, tokens/s {100 * (ratio - 1):+.1f}%{each}"
 
 
 def _moved(hunk: FixHunk) -> str:

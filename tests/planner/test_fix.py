@@ -315,7 +315,7 @@ def test_the_text_says_memory_speed_and_why_of_each_hunk_at_80_columns(tmp_path:
         words = words if abs(saved) > 0.005 else "memory as before"
         speed = 100 * (hunk.alone.tokens_per_s / found.before.tokens_per_s - 1)
         head = told.partition(f" {place}. ")[2]
-        assert head.partition(f": {words}, tokens/s {speed:+.1f} %. ")[2].startswith(fixes.why(hunk))
+        assert head.partition(f": {words}, tokens/s {speed:+.1f}%. ")[2].startswith(fixes.why(hunk))
         assert fixes.why(hunk).endswith(".")
 
 
