@@ -41,7 +41,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "lfm2_moe": {"num_hidden_layers": 6, "layer_types": ["conv", "conv", "full_attention"] * 2},
-    "longcat_flash": {"n_routed_experts": 16, "zero_expert_num": 8, "moe_topk": 4},
+    "longcat_flash": {"n_routed_experts": 8, "zero_expert_num": 4, "moe_topk": 3},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 48, "head_dim": 128},
     "qwen4_exp_text": INDEXER,
