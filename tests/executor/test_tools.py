@@ -28,7 +28,7 @@ from executor.folder import joining, rundir, toolpoints
 from executor.folder.checkpoint_policy import CheckpointSchedule
 from executor.hosts import node
 from executor.preflight import preflight
-from executor.run import attempts, prepare, resume
+from executor.run import attempts, prepare, resume, slurm_run
 from executor.run.launch import worker_arguments
 from executor.worker import toolinputs
 from executor.worker.data.data import open_rows, order_of
@@ -278,3 +278,7 @@ def test_a_host_that_does_not_see_the_folder_keeps_no_checkpoints_of_a_tool(
     }  # fmt: skip
     with pytest.raises(PlannerError if tool else pytest.fail.Exception, match="share" if tool else "that far"):
         node.answer(asked, Link())  # type: ignore[arg-type]
+
+
+def test_a_job_that_slurm_starts_again_is_trained_by_the_same_tool(tmp_path: Path) -> None:
+    assert slurm_run.again_words(planned(), prepare.RunOptions(tmp_path, 1, tool="trl")) == ("--with=trl",)
