@@ -38,7 +38,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 TOOLS = {
     "trl": Tool(
         package="trl",
-        install="pip install 'meshwright[trl]'",
+        install="pip install 'trl>=1.14,<1.15'",
         module="trl.scripts.sft",
         arguments=("--config", "config/recipe.yaml"),
         resumed=("--resume_from_checkpoint", "{checkpoint}"),

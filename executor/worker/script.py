@@ -70,7 +70,8 @@ def _on_a_cpu(engine: str) -> None:
     """Let the frameworks that the script imports do what they do on GPUs, and say so: by themselves they would not."""
     after_import(OPERATIONS, cpu.leave_shared_memory_collective_out)
     after_import(ARGUMENTS, cpu.let_trainer_take_16_bits)
-    if launched(engine).forced_to_gpus:
+    record = launched(engine)
+    if record.forced_to_gpus and record.variables.keys() <= os.environ.keys():  # Accelerate is to find it by these
         after_import(STATE, cpu.let_accelerate_take_a_gpus_path)
         if os.environ.get("RANK", "0") == "0":
             print(

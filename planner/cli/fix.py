@@ -45,7 +45,7 @@ HUNKS = 1
 def fix(
     files: tuple[str, ...], goal: fixing.Goal, write: bool, output: str | None, force: bool, as_json: bool, **given: Any
 ) -> int:
-    """A diff of configuration FILES: what makes the run fit, then faster. Each hunk has the memory that it saves and
+    """A diff that makes configuration FILES fit, and then faster. Each hunk has the memory that it saves and
     the speed that it wins by itself; one that changes the training says so. Exit code 0: nothing to gain, 1: hunks,
     3: the files as they are do not fit."""
     may_write_each(force, files, output=output)

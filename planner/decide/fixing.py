@@ -48,7 +48,7 @@ PAIRS = 8
 TRAINING = (("engine", "precision"), ("paged_states",), ("optimizer",), ("method",), ("seq_len",))
 """Changes of what is trained that are offered, one kind after the other where the run fits in no other way."""
 SHARDING = "fsdp2"
-Field = tuple[str, str]
+MovedField = tuple[str, str]
 """A field that a change moves: "layout" or "job", and its name."""
 
 
@@ -61,7 +61,7 @@ class Trial(msgspec.Struct, frozen=True):
     one: Estimate
     lines: tuple[OptionLine, ...]
     named: tuple[str, ...] = ()
-    moved: frozenset[Field] = frozenset()
+    moved: frozenset[MovedField] = frozenset()
 
     @property
     def device_bytes(self) -> float:
@@ -90,15 +90,15 @@ class Trial(msgspec.Struct, frozen=True):
         return self.one.case.layout.world_size
 
 
-Figures = WhatIf | Estimate
+LayoutPrediction = WhatIf | Estimate
 """What has a case, memory and speed."""
 
 
 class FixCandidate(NamedTuple):
     """What the files can say, with its figures; `parts` are the fields of the two changes that it is made of."""
 
-    then: Figures
-    parts: tuple[frozenset[Field], ...] = ()
+    then: LayoutPrediction
+    parts: tuple[frozenset[MovedField], ...] = ()
 
 
 class FixHunk(msgspec.Struct, frozen=True):
@@ -124,12 +124,12 @@ class FixedFiles(msgspec.Struct, frozen=True):
 def fixed_files(paths: Sequence[str], given: Mapping[str, Any], goal: Goal) -> FixedFiles:
     """What to change in the files for a goal (PlannerError where they cannot be read, or edited)."""
     theirs = read_theirs(paths)
-    asking = _Asking(theirs, given, goal)
+    asking = _FixSearch(theirs, given, goal)
     hunks = asking.hunks(asking.steps())
     return FixedFiles(goal, theirs, asking.base, asking.reached if hunks else asking.base, hunks)
 
 
-class _Asking:
+class _FixSearch:
     """The files, the question beside them, and what has been asked of them until now."""
 
     def __init__(self, theirs: tuple[TheirFile, ...], given: Mapping[str, Any], goal: Goal) -> None:
@@ -172,7 +172,7 @@ class _Asking:
         """The texts that differ, by real path (PlannerError)."""
         return edited(self.theirs, tofile.values(self.base.one.case), tofile.values(wanted), self.base.lines)
 
-    def case_of(self, fields: Iterable[Field]) -> Case:
+    def case_of(self, fields: Iterable[MovedField]) -> Case:
         """The files' own case with these fields as the search left them."""
         base, reached = self.base.one.case, self.reached.one.case
         case = _moved(base, reached, fields)
@@ -181,9 +181,9 @@ class _Asking:
 
     # -- the search ------------------------------------------------------------------------------------------------
 
-    def steps(self) -> list[frozenset[Field]]:
+    def steps(self) -> list[frozenset[MovedField]]:
         """The best change again and again; each by the fields that it moved."""
-        found: list[frozenset[Field]] = []
+        found: list[frozenset[MovedField]] = []
         kinds = iter(((), *TRAINING, None))
         training = next(kinds)
         while training is not None and len(found) < MOST_STEPS and not (self.reached.fits and self.goal == "fit"):
@@ -196,7 +196,7 @@ class _Asking:
                 training = next(kinds)
         return found
 
-    def best(self, training: tuple[str, ...]) -> tuple[frozenset[Field], ...] | None:
+    def best(self, training: tuple[str, ...]) -> tuple[frozenset[MovedField], ...] | None:
         """The next change, made of one or two, where one gains enough."""
         now = self.reached.one
         seen = [(self.worth(now, one.then), one) for one in self.candidates(now, training)]
@@ -256,12 +256,12 @@ class _Asking:
         if (trial := self.of(Case(case.model, case.job, other, cluster, case.runtime))) is not None:
             yield trial.one
 
-    def holds(self, then: Figures) -> bool:
+    def holds(self, then: LayoutPrediction) -> bool:
         """Whether cards and hosts hold it."""
         limit = limit_bytes(self.base.question, then.case)
         return then.memory.device_bytes <= limit and then.memory.host_fits is not False
 
-    def worth(self, now: Estimate, then: Figures) -> float:
+    def worth(self, now: Estimate, then: LayoutPrediction) -> float:
         """What a change gains for the goal: 0 where it is less than LEAST, or does not fit while this does."""
         gain, saved = _gain(now, then), _saved(now, then)
         if now.fits:
@@ -274,7 +274,7 @@ class _Asking:
 
     # -- hunks -----------------------------------------------------------------------------------------------------
 
-    def hunks(self, steps: Sequence[frozenset[Field]]) -> tuple[FixHunk, ...]:
+    def hunks(self, steps: Sequence[frozenset[MovedField]]) -> tuple[FixHunk, ...]:
         """The steps as changes that stand alone, without those that the others make needless."""
         groups = self.needed(_joined(steps))
         place = 0
@@ -289,16 +289,18 @@ class _Asking:
             place = 0
         trials = [trial for group in groups if (trial := self.of(self.case_of(group))) is not None]
         trials.sort(key=lambda trial: -self.value(trial))
-        moved = [frozenset[Field]().union(*(trial.moved for trial in trials[: at + 1])) for at in range(len(trials))]
+        moved = [
+            frozenset[MovedField]().union(*(trial.moved for trial in trials[: at + 1])) for at in range(len(trials))
+        ]
         return tuple(
             self.hunk(trial, self.texts(self.case_of(fields))) for trial, fields in zip(trials, moved, strict=True)
         )
 
-    def needed(self, groups: list[frozenset[Field]]) -> list[frozenset[Field]]:
+    def needed(self, groups: list[frozenset[MovedField]]) -> list[frozenset[MovedField]]:
         """Without groups that the goal does not need once the others are there."""
         for group in list(groups):
             rest = [other for other in groups if other is not group]
-            without = self.of(self.case_of(frozenset[Field]().union(*rest))) if rest else None
+            without = self.of(self.case_of(frozenset[MovedField]().union(*rest))) if rest else None
             if without is None or (self.reached.fits and not without.fits):
                 continue
             if self.reached.fits:
@@ -309,7 +311,7 @@ class _Asking:
                 groups, self.reached = rest, without
         return groups
 
-    def stands_alone(self, group: frozenset[Field]) -> bool:
+    def stands_alone(self, group: frozenset[MovedField]) -> bool:
         """Whether a change is of use without the others: it can be said, and where the files as they are fit, it fits,
         and wins speed or saves memory."""
         trial = self.of(self.case_of(group))
@@ -371,7 +373,7 @@ def _legal(case: Case) -> bool:
     return broken(case, (*JOB, *engine_of(case.layout.engine).rules)) is None
 
 
-def _moved(case: Case, other: Case, fields: Iterable[Field]) -> Case:
+def _moved(case: Case, other: Case, fields: Iterable[MovedField]) -> Case:
     """A case with some fields as another has them, and its runtime where the engine is one of them."""
     parts: dict[str, dict[str, Any]] = {"layout": {}, "job": {}}
     for part, name in fields:
@@ -382,7 +384,7 @@ def _moved(case: Case, other: Case, fields: Iterable[Field]) -> Case:
     )
 
 
-def _apart(case: Case, other: Case) -> frozenset[Field]:
+def _apart(case: Case, other: Case) -> frozenset[MovedField]:
     """The fields in which two cases differ."""
     return frozenset(
         (part, name)
@@ -392,9 +394,9 @@ def _apart(case: Case, other: Case) -> frozenset[Field]:
     )
 
 
-def _joined(steps: Iterable[frozenset[Field]]) -> list[frozenset[Field]]:
+def _joined(steps: Iterable[frozenset[MovedField]]) -> list[frozenset[MovedField]]:
     """Steps that moved the same field are one."""
-    found: list[frozenset[Field]] = []
+    found: list[frozenset[MovedField]] = []
     for step in steps:
         touching = [group for group in found if group & step]
         found = [group for group in found if not group & step] + [step.union(*touching)]
@@ -412,7 +414,7 @@ SEARCHED = tuple(name for name in Pins.__struct_fields__ if name in Layout.__str
 """Fields that a search fills in where a file leaves them open."""
 
 
-def _means(found: Trial, wanted: Case, moved: Iterable[Field], base: Trial) -> bool:
+def _means(found: Trial, wanted: Case, moved: Iterable[MovedField], base: Trial) -> bool:
     """Whether edited files mean the case: its job, in its layout what was to change or is searched, and nothing more
     that is not counted."""
     case, now, before = found.one.case, found.question.uncounted, base.question.uncounted
@@ -431,12 +433,12 @@ def _same_job(found: TrainingJob, wanted: TrainingJob, base: TrainingJob) -> boo
     return told[0] == told[1] and (found.precision == wanted.precision or wanted.method != base.method)
 
 
-def _gain(now: Figures, then: Figures) -> float:
+def _gain(now: LayoutPrediction, then: LayoutPrediction) -> float:
     """Share of tokens/s won; 0 where a time is unknown."""
     ratio = speed_ratio(then.throughput, now.throughput)
     return 0.0 if ratio is None else ratio - 1
 
 
-def _saved(now: Figures, then: Figures) -> float:
+def _saved(now: LayoutPrediction, then: LayoutPrediction) -> float:
     """Share of the memory on the card that is saved."""
     return 1 - float(then.memory.device_bytes) / float(now.memory.device_bytes)

@@ -221,6 +221,13 @@ DESCRIBED: tuple[Rule, ...] = (
         "Use recompute=none",
     ),
     _rule(
+        "weights of several layers of a described model",
+        "zero_stage",
+        lambda case: (case.layout.zero_stage == 0) | (not case.model.described.common),
+        "several of its layers have the same weights, which are planned whole on each rank",
+        "Use engine=ddp",
+    ),
+    _rule(
         "shared weights of a described model under FSDP2",
         "engine",
         lambda case: case.layout.engine != "fsdp2" or not case.model.described.shared,

@@ -272,13 +272,14 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
 
     Sizes hold at lengths that are a multiple of `multiple_of`, to which layers that work on chunks of a sequence
     pad others, from `shortest` to `longest` (0: without end). `unused` are weights that take no part in the loss,
-    by their names in the model with * for the layer: the trainer freezes them. `towers` are modules beside the
-    decoder, by name with their classes, which see or hear: text alone leaves them out, and the trainer freezes them
-    too. `seeing` is how they run, and `blind` why that is not described. `shared` are weights beside the token table
-    that several modules hold. `norm_apart` says whether FSDP2 leaves the last norm to the root, since Accelerate looks
-    for it among the children of the model's body alone, `adapts` whether programs say what it does with its weights
-    frozen, `recomputes` whether Transformers can recompute its layers, `padded` whether it needs its token of padding
-    to be built, `remote_code` whether its classes are of code in its folder, and not of Transformers. `unsplit` says
+    by their names in the model with * for the layer: the trainer freezes them. `towers` are modules that text alone
+    leaves out, by name with their classes: those beside the decoder, which see or hear, and its layers that attend to
+    what these made. The trainer freezes them too. `seeing` is how towers run, and `blind` why that is not described.
+    `shared` are weights beside the token table that several modules hold. `norm_apart` says whether FSDP2 leaves the
+    last norm to the root, since Accelerate looks for it among the children of the model's body alone, `adapts` whether
+    programs say what it does with its weights frozen, `recomputes` whether Transformers can recompute its layers,
+    `padded` whether it needs its token of padding to be built, `remote_code` whether its classes are of code in its
+    folder, and not of Transformers. `unsplit` says
     why no tensor ranks are described: "" where they are, None in descriptions that were made before there were any.
     """
 
@@ -311,6 +312,16 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
         """The model's `runs`, or those of a description without them, by its number of layers."""
         dense = (("dense", self.dense_layers), ("layer", layers - self.dense_layers))
         return self.runs or tuple(run for run in dense if run[1])
+
+    @cached_property
+    def idle_layers(self) -> int:
+        """How many layers of the decoder are among its `towers`, since text leaves them out."""
+        return sum(name.rpartition(".")[2].isdigit() for name in self.towers)
+
+    @property
+    def common(self) -> str:
+        """One of the `shared` weights that several layers have, or ""."""
+        return next((name for name in self.shared if ".*." in name), "")
 
     @cached_property
     def has_loops(self) -> bool:

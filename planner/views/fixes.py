@@ -14,6 +14,7 @@ from typing import Any
 
 from planner.ask.tofile.fields import told
 from planner.ask.tofile.theirs import TheirFile
+from planner.basics.errors import visible
 from planner.basics.quantities import format_bytes
 from planner.decide.fixing import FixedFiles, FixHunk, Trial
 from planner.views.render import headline
@@ -91,7 +92,7 @@ def fixes_text(found: FixedFiles, width: int | None) -> str:
         lines.append(diff(found.theirs, texts, texts | hunk.together).rstrip("\n"))
         texts |= hunk.together
     if not found.hunks:
-        none = "No change of the files makes it fit" if not before.fits else f"Goal {found.goal}: no change gains 3 %"
+        none = "No change of the files makes it fit" if not before.fits else f"Goal {found.goal}: no change gains 3%"
         none = "It fits: nothing has to change" if before.fits and found.goal == "fit" else none
         return "\n".join([*lines, *_comment(f"{none}.", width)])
     count = len(found.hunks)
@@ -127,8 +128,8 @@ def _won(before: Trial, after: Trial) -> str:
     if after.tokens_per_s is None or not before.tokens_per_s:
         return memory
     ratio = after.tokens_per_s / before.tokens_per_s
-    each = "" if after.gpus == before.gpus else f", {100 * (ratio * before.gpus / after.gpus - 1):+.1f} % for each GPU"
-    return f"{memory}, tokens/s {100 * (ratio - 1):+.1f} %{each}"
+    each = "" if after.gpus == before.gpus else f", {100 * (ratio * before.gpus / after.gpus - 1):+.1f}% for each GPU"
+    return f"{memory}, tokens/s {100 * (ratio - 1):+.1f}%{each}"
 
 
 def _moved(hunk: FixHunk) -> str:
@@ -187,7 +188,7 @@ def _name(path: str) -> str:
     """A path as a diff has it: from here where it is below, else from the root."""
     whole = os.path.abspath(path)
     below = Path(whole).is_relative_to(Path.cwd())
-    return os.path.relpath(whole) if below else whole.lstrip("/")
+    return visible(os.path.relpath(whole) if below else whole.lstrip("/")).replace("\n", "\\n")
 
 
 def as_json_object(found: FixedFiles, written: bool) -> dict[str, Any]:

@@ -41,6 +41,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "lfm2_moe": {"num_hidden_layers": 6, "layer_types": ["conv", "conv", "full_attention"] * 2},
+    "longcat_flash": {"n_routed_experts": 8, "zero_expert_num": 4, "moe_topk": 3},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 48, "head_dim": 128},
     "qwen4_exp_text": INDEXER,
@@ -48,7 +49,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True},
     "xmod": {"default_language": "en_XX"},
 }
-"""Fields that every published config.json of a type has, and without whose defaults Transformers cannot build it."""
+"""Fields that every published config.json of a type has, and without whose defaults Transformers cannot build it; and
+fewer experts of LongCat-Flash, whose loop over all 768 takes longer than an import may."""
 REFUSED: dict[str, str] = {
     "blt": "num_hidden_layers is None",
     "gemma3n": "Transformers cannot build it: ImportError",
@@ -56,14 +58,12 @@ REFUSED: dict[str, str] = {
     "gemma4_unified_assistant": "Transformers cannot build it",
     "hrm_text": "num_hidden_layers is 128, and its longest list of layers has 16",
     "inkling2_text": "what it does between its layers is not the same for each",
-    "longcat_flash": "num_hidden_layers is 56, and its longest list of layers has 28",
-    "mllama": "takes part in the loss in some of its layers alone",
     "musicgen": "Transformers cannot build it",
     "musicgen_melody": "Transformers cannot build it",
     "prophetnet": "its head is no linear module that takes all tokens alike",
     "reformer": "axial_pos_shape",
     "xlm": "what it does between its layers is not the same for each",
-    **dict.fromkeys(("zamba", "zamba2"), "is a weight of several layers"),
+    "zamba": "its operations are others at another length",
     **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), "the numbers in its tensors decide their sizes"),
 }
 """Types that are not imported, and why. A listed type that is imported fails its test."""
@@ -79,8 +79,6 @@ HYBRID = re.compile(
     "bamba|hybrid|deepseek_v4|falcon_h1|gemma3n|kimi|mamba|minimax|nemotron_h|next|qwen3_5|qwen4|rwkv|zamba|lstm|doge"
 )
 """Types that take minutes: they have loops over chunks, or many operations a layer."""
-REFUSED_SEEING = {"mllama": "takes part in the loss in some of its layers alone"}
-"""The same of models that see."""
 SEEING_IN_CI = Random(32).sample(SEEING, 1)
 IN_CI = Random(31).sample([one for one in TYPES if not HYBRID.search(one)], 6)
 
@@ -96,11 +94,9 @@ def test_a_type_is_imported_with_all_its_parameters_or_refused_in_one_line(
 @pytest.mark.parametrize(
     "kind", [pytest.param(one, marks=() if one in SEEING_IN_CI else pytest.mark.long) for one in SEEING]
 )
-def test_a_type_that_sees_is_imported_with_all_its_parameters_or_refused_in_one_line(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_type_that_sees_is_imported_with_all_its_parameters(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(describing, "VARIANTS", {"mixed": describing.VARIANTS["mixed"]})
-    check(kind, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[kind], REFUSED_SEEING)
+    check(kind, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[kind], {})
 
 
 def check(kind: str, architecture: str, refused: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_imported import SPLITS
 from torch import nn
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -46,22 +47,48 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": 512, "hidden_size_per_layer_input": 16, "head_dim": 16, "sliding_window": 32,
         "laurel_rank": 8,
     },
+    "longcat_flash": {
+        "hidden_size": 256, "num_layers": 4, "ffn_hidden_size": 512, "q_lora_rank": 64, "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "head_dim": 16, "v_head_dim": 32, "num_attention_heads": 4,
+        "expert_ffn_hidden_size": 128, "n_routed_experts": 8, "zero_expert_num": 4, "moe_topk": 3, "vocab_size": 1024,
+    },
+    "mllama": {
+        "text_config": {
+            "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 8, "cross_attention_layers": [3, 5],
+            "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 8192,
+        },
+    },
     "rwkv": {"hidden_size": 96, "num_hidden_layers": 3, "vocab_size": 500},
     "xlstm": {"hidden_size": 256, "num_hidden_layers": 3, "num_blocks": 3, "num_heads": 4, "vocab_size": 4096},
+    "zamba2": {
+        "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 10, "num_attention_heads": 4,
+        "layers_block_type": ["mamba", "mamba", "hybrid"] * 3 + ["mamba"], "num_key_value_heads": 4, "chunk_size": 64,
+        "mamba_d_state": 32, "n_mamba_heads": 8, "adapter_rank": 16, "use_mem_rope": True,
+        "use_shared_attention_adapter": True, "vocab_size": 1024,
+    },
 }  # fmt: skip
 PRECISIONS: tuple[Precision, ...] = ("bf16", "pure-bf16")
-IN_CI = ("big_bird", "bf16")
-LENGTHS = {"big_bird": 736, "dbrx": 1184, "deepseek_v4": 3200, "gemma3n_text": 224, "rwkv": 100, "xlstm": 448}
+EVERY: list[tuple[str, Precision, str]] = [
+    *product(CONFIGS, PRECISIONS, ("single",)),
+    ("mllama", "pure-bf16", "ddp"),
+    ("mllama", "pure-bf16", "fsdp2"),  # which never gathers the layers that text leaves out
+    ("zamba2", "bf16", "ddp"),
+]
+IN_CI = ("big_bird", "bf16", "single")
+LENGTHS = {
+    "big_bird": 736, "dbrx": 1184, "deepseek_v4": 3200, "gemma3n_text": 224, "longcat_flash": 608, "mllama": 1184,
+    "rwkv": 100, "xlstm": 448, "zamba2": 704,
+}  # fmt: skip
 ALONE = {"xlstm": "mixed"}
 """Number formats that a type's code takes, where it does not take all: xLSTM multiplies its fp32 states with others."""
 
 
 @pytest.mark.parametrize(
-    ("kind", "precision"),
-    [pytest.param(*one, marks=() if one == IN_CI else pytest.mark.long) for one in product(CONFIGS, PRECISIONS)],
+    ("kind", "precision", "split"),
+    [pytest.param(*one, marks=() if one == IN_CI else pytest.mark.long) for one in EVERY],
 )
 def test_peak_is_that_of_a_trace_at_other_sizes(
-    kind: str, precision: Precision, monkeypatch: pytest.MonkeyPatch
+    kind: str, precision: Precision, split: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variant = "mixed" if precision == "bf16" else "pure"
     if ALONE.get(kind, variant) != variant:
@@ -74,12 +101,15 @@ def test_peak_is_that_of_a_trace_at_other_sizes(
     model = spec_of(kind, raw, config_of(raw), found)
 
     for recompute in ("none", "full") if found.recomputes else ("none",):
-        layout = Layout(engine="single", micro_batch_size=5, recompute=recompute)
+        layout = Layout(micro_batch_size=5, recompute=recompute, **SPLITS[split])
         plan = planned(model, TrainingJob(precision=precision, seq_len=LENGTHS[kind]), layout)
         report = traces.compared(plan, trace(plan, 0))
 
         assert report.memory.peak.error_percent == pytest.approx(0, abs=0.5), recompute
-    assert found.recomputes == (kind != "gemma3n_text")  # whose layers leave keys and values to each other
+        for line in report.traffic.lines:
+            assert line.error_percent == pytest.approx(0, abs=1e-6), line
+    # Layers of Gemma 3n leave keys and values to each other, those of Zamba 2 copies of the weights that they share.
+    assert found.recomputes == (kind not in ("gemma3n_text", "zamba2"))
 
 
 class Sparse(nn.Module):

@@ -54,7 +54,7 @@ def test_drawn_group_sizes_make_the_layout(number: int) -> None:
     named = "torchtitan" if others else "transformers-tp" if sizes["tp"] > 1 else "fsdp2"
     assert found["engine"] == (named,)
     assert found.get("gpus") == (data * sizes["tp"] * sizes["cp"] * sizes["pp"] if isinstance(data, int) else None)
-    assert found.get("dp_replicate") == (2 if copies == 2 else None)
+    assert found["dp_replicate"] == (copies or 1)
     assert found["reshard_after_forward"] is (sizes["pp"] == 1)
     assert found["micro_batch_size"] == (4 if sizes["pp"] == 1 else 1)
 

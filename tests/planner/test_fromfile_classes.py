@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from test_fromfile import run
 
 from planner.ask import fromfile, options
-from planner.ask.fromfile import hub, merge
+from planner.ask.fromfile import hub, llamafactory_mca, merge
 from planner.ask.fromfile.classes import Meaning, classes, meaning
 from planner.ask.fromfile.sheet import MOVES
 from planner.basics.errors import PlannerError
@@ -28,7 +28,7 @@ from planner.spec import presets
 CASES = Path(__file__).parent / "configs" / "third"
 
 REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "lf_megatron.yaml": ("--gpus 8", ("pipeline_model_parallel_size=4", "--runtime megatron-core")),
+    "lf_megatron.yaml": ("--gpus 8", ("expert_model_parallel_size=2", "allgather", "--token-dispatcher alltoall")),
     "lf_dpo_full.yaml": ("--gpus 8 --gpu a40-48gb", ("stage=dpo", "supervised fine-tuning")),
     "lf_export.yaml": ("--gpus 1", ("exporting a model", "trains nothing")),
     "ax_grpo.yaml": ("--gpus 8", ("rl=grpo", "supervised fine-tuning")),
@@ -148,8 +148,8 @@ def test_a_file_that_asks_for_nothing_is_unqualified(name: str, tmp_path: Path):
     assert merge.uncounted(found).bound is None
 
 
-ELSEWHERE = ("megatron_lm_config.some_", "compile.components", "do_train")
-"""Keys that ask for nothing in a file of LEAST, whatever their value, or for no training."""
+ELSEWHERE = ("megatron_lm_config.some_", "compile.components", "do_train", *llamafactory_mca.ASKING)
+"""Keys that ask for nothing in a file of LEAST, whatever their value, or for no training, or set options in it."""
 
 
 def keys_of(name: str, *kinds: str) -> list[tuple[str, Meaning, Any]]:

@@ -1,5 +1,5 @@
 """Megatron-LM's flags: what each means to a layout and to the model that is built from sizes, and that no flag of its
-parser is without a class.
+parser is without a class; Megatron-Bridge's dumps and LLaMA-Factory's recipes, whose keys are the same by other names.
 
 Not here: whole files (test_fromfile.py), or plans that are written and read back (test_tofile.py).
 """
@@ -16,7 +16,7 @@ import pytest
 from test_fromfile import read_table
 
 from planner.ask import fromfile
-from planner.ask.fromfile import commandline, megatron, megatron_bridge, megatron_sizes, merge
+from planner.ask.fromfile import commandline, megatron, megatron_bridge, megatron_sizes, megatron_stages, merge
 from planner.ask.fromfile.classes import classes, meaning
 from planner.ask.fromfile.sheet import Sheet, Understood
 from planner.basics.errors import PlannerError
@@ -43,7 +43,7 @@ def of_memory(found: Understood) -> dict[str, str]:
 
 
 def test_every_flag_of_the_parser_is_read_or_has_a_class() -> None:
-    sources = "".join(Path(one.__file__).read_text() for one in (megatron, megatron_sizes))
+    sources = "".join(Path(one.__file__).read_text() for one in (megatron, megatron_sizes, megatron_stages))
     named = set(re.findall(r'"([a-z][a-z0-9-]+)"', sources))
     known = classes(megatron.KEYS)
     assert not [flag for flag in FLAGS if flag not in named and meaning(known, flag) is None]
@@ -142,6 +142,9 @@ def test_layers_a_chunk_are_chunks_a_rank_of_them() -> None:
     assert found.options["virtual_stages"] == 4
     with pytest.raises(PlannerError, match="does not divide"):
         read(pipeline_model_parallel_size=4, num_layers_per_virtual_pipeline_stage=3)
+    unknown = read(num_layers=None, pipeline_model_parallel_size=4, num_layers_per_virtual_pipeline_stage=2)
+    with pytest.raises(PlannerError, match="chunks a rank"):
+        merge.merged(unknown, {"gpus": "8", "model": "8b"})
     both = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
     counted = read(num_layers=30, pipeline_model_parallel_size=4, num_layers_per_virtual_pipeline_stage=2, **both)
     assert (counted.options["virtual_stages"], counted.options["counted_ends"]) == (4, "both")
@@ -157,14 +160,14 @@ def test_layers_a_chunk_are_chunks_a_rank_of_them() -> None:
     ],
 )
 def test_a_layout_of_stages_is_layers_by_stage(layout: str, counts: list[int]) -> None:
-    assert megatron.staged(Sheet("", "", {"x": layout}), "x") == counts
+    assert megatron_stages.staged(Sheet("", "", {"x": layout}), "x") == counts
 
 
 @pytest.mark.parametrize("layout", ["Ett|xL", "(((t*999)*999)*999)*999", "(t*999|)*999L" * 3, "t*-1", ""])
 def test_what_is_no_layout_of_stages_is_refused_or_empty(layout: str) -> None:
     if layout:
         with pytest.raises(PlannerError, match="is no layout of stages"):
-            megatron.staged(Sheet("", "", {"x": layout}), "x")
+            megatron_stages.staged(Sheet("", "", {"x": layout}), "x")
     with pytest.raises(PlannerError):
         read(pipeline_model_parallel_size=4, pipeline_model_parallel_layout=layout or "E|L")
 
@@ -348,3 +351,43 @@ def test_what_decides_in_a_dump_is_refused(changes: dict[str, Any], answered: di
     assert len(refused.value.sentence) < 300
     if answered is not None:
         merge.merged(found, {"gpus": "8"} | answered)
+
+
+# -- LLaMA-Factory over Megatron-Core ------------------------------------------------------------------------------
+
+RECIPE: dict[str, Any] = {
+    "model_name_or_path": "Qwen/Qwen3-30B-A3B", "stage": "sft", "do_train": True, "finetuning_type": "full",
+    "cutoff_len": 4096, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "bf16": True,
+    "pipeline_model_parallel_size": 4, "expert_model_parallel_size": 2, "moe_token_dispatcher_type": "alltoall",
+    "use_distributed_optimizer": True, "recompute_granularity": "full",
+}  # fmt: skip
+
+
+def test_llama_factory_s_groups_are_megatron_core_s() -> None:
+    found = read_table("LLaMA-Factory", RECIPE)
+    said = {name: found.options[name] for name in ("tp", "pp", "cp", "ep", "zero_stage", "recompute", "grad_accum")}
+    assert said == {"tp": 1, "pp": 4, "cp": 1, "ep": 2, "zero_stage": 1, "recompute": "full", "grad_accum": 8}
+    assert (found.options["engine"], found.options["token_dispatcher"]) == (("megatron",), "alltoall")
+    assert not of_memory(found)
+    assert {*RECIPE} <= {key for line in found.lines for key in line.keys} | {one.key for one in found.ignored}
+
+
+def test_llama_factory_s_experts_and_adapters_are_refused_where_they_are_not_planned() -> None:
+    for changes, key in (
+        ({"moe_token_dispatcher_type": None}, "expert_model_parallel_size"),
+        ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size"),
+        ({"finetuning_type": "lora"}, "finetuning_type"),
+        ({"mixed_precision": "bf16_mixed"}, "pipeline_model_parallel_size"),
+    ):
+        with pytest.raises(PlannerError) as refused:
+            merge.merged(read_table("LLaMA-Factory", RECIPE | changes), {"gpus": "16"})
+        assert key in refused.value.field
+
+
+def test_a_pipeline_of_llama_factory_is_dealt_by_the_model_s_layers() -> None:
+    dense = {"model_name_or_path": "meta-llama/Llama-3.1-8B", "expert_model_parallel_size": None}
+    two = {"pipeline_model_parallel_layout": "Et*16|t*16L", "pipeline_model_parallel_size": 2}
+    found = read_table("LLaMA-Factory", RECIPE | dense | two)
+    assert found.options["stage_layers"] == "16,16"
+    with pytest.raises(PlannerError, match="pipeline_model_parallel_layout"):
+        read_table("LLaMA-Factory", RECIPE | dense | two | {"pipeline_model_parallel_layout": "Et*16|t*15L"})

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from itertools import groupby, takewhile
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,6 +29,7 @@ from executor.worker.imported.operations import UnitProducts
 from executor.worker.imported.record import (
     CodeFails,
     NotDescribed,
+    common_weights,
     fake_device,
     first_line,
     is_linear,
@@ -130,22 +132,32 @@ def describe(
             build = partial(build, padded=True)
             whole = build(configured(), torch.bfloat16)
     path, layers = layers_of(whole)
+    common = common_weights(whole)
     if len(layers) != count:
         raise NotDescribed(f"{layer_key(text)} is {count}, and its longest list of layers has {len(layers)}")
-    if several := next((name for name, times in _layers_with(whole, path, layers).items() if times > 1), None):
-        raise NotDescribed(f"{several} is a weight of several layers")
-    kinds = kinds_of(layers, text)
-    places = places_of(kinds)
-    names = names_of(whole, path, places)
+    every_kind = kinds_of(layers, text)
+    places = places_of(every_kind)
+    idle = _idle(build, *few_layers(configured, build, whole, places)) if len(places) > 1 else frozenset()
+    kinds = [kind for kind, layer in zip(every_kind, layers, strict=True) if type(layer).__name__ not in idle]
+    places = {kind: place for kind, place in places.items() if kind in kinds}
+    names = names_of(whole, path, places, idle)
     experts = frozenset(unit for unit in places if any(one.use == "expert" for one in weights_of(whole, names[unit])))
     few, spots = few_layers(configured, build, whole, places)
     with uncollected():
-        every = _on_each(devices, partial(recorded_on, partial(build, few), spots, experts))
+        every = _on_each(devices, partial(recorded_on, partial(build, few), spots, experts, idle))
     first = every[0]
     names["embed"].update({name: names["tail"].pop(name) for name in first.read_first})
-    weights = {unit: weights_of(whole, found) for unit, found in names.items()}
+    weights = {
+        unit: tuple(one for one in weights_of(whole, found) if (unit, one.name) not in first.read_elsewhere)
+        for unit, found in names.items()
+    }
     if is_tied(whole):
         weights["embed"] = ()
+    if common:
+        times = {"embed": 1, "tail": 1, TOWER: 1, **Counter(kinds)}
+        counted = sum(times[unit] * prod(one.shape) for unit, some in weights.items() for one in some)
+        if counted != sum(one.numel() for one in whole.parameters()):
+            raise NotDescribed("its layers do not take turns with the weights that several of them have")
     programs = {
         unit: {name: one for made in every for name, one in made.programs[unit].items()} for unit in first.programs
     }
@@ -168,7 +180,7 @@ def describe(
         units[TOWER] = DescribedUnit(weights=tuple(replace(one, use="unused") for one in weights[TOWER]), programs={})
     if weights[TOWER] and images:
         build = partial(build, padded=padded or first.padded)
-        small = Small(partial(build, few), first.lengths, spots, _names_by_unit, experts)
+        small = Small(partial(build, few), first.lengths, spots, partial(_names_by_unit, idle=idle), experts)
         try:
             with uncollected():
                 towers, changed = seeing(
@@ -182,27 +194,39 @@ def describe(
         config=raw,
         transformers=transformers.__version__,
         units=units,
-        layer_class=type(layers[0]).__name__,
+        layer_class=next(one for layer in layers if (one := type(layer).__name__) not in idle),
         runs=tuple((kind, len(list(group))) for kind, group in groupby(kinds)),
         multiple_of=first.lengths.multiple,
         shortest=first.lengths.shortest,
         longest=first.lengths.longest(text),
         unused=every[-1].unused,
-        towers=towers_of(whole),
+        towers=towers_of(whole, idle),
         seeing=towers,
         blind=blind,
         norm_apart=norm_apart(whole),
         shared=shared_weights(whole),
-        adapts=all(made.adapts for made in every),
-        recomputes=can_recompute(whole) and not leaves_tensors(programs),
+        adapts=all(made.adapts for made in every) and not common,
+        recomputes=can_recompute(whole) and not leaves_tensors(programs) and not common,
         padded=padded or first.padded,
         remote_code=folder is not None and kind not in CONFIG_MAPPING,
         unsplit=next((made.unsplit for made in every if made.unsplit), ""),
     )
 
 
-def _names_by_unit(model: Any, spots: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    return names_of(model, layers_of(model)[0], spots)
+def _names_by_unit(model: Any, spots: Mapping[str, int], idle: Collection[str]) -> dict[str, dict[str, str]]:
+    return names_of(model, layers_of(model)[0], spots, idle)
+
+
+def _idle(build: Callable[..., Any], few: Any, spots: Mapping[str, int]) -> frozenset[str]:
+    """Classes of the layers that text alone leaves out, such as those of attention to images."""
+    with fake_device(cuda=False):
+        model = build(few, torch.bfloat16)
+        try:
+            ran = record(model, 2, UNIT, autocast=False, gradients=False).given
+        except CodeFails:
+            return frozenset()
+    classes = [type(layer).__name__ for layer in layers_of(model)[1]]
+    return frozenset(classes) - {classes[place] for _, place in ran}
 
 
 def leaves_tensors(programs: Mapping[str, Mapping[str, Program]]) -> bool:
@@ -230,7 +254,8 @@ class OnDevice(NamedTuple):
     """What is recorded of a model on one kind of device: the lengths; by unit its programs in each number format, and
     attention and products beside linear modules; the weights that no gradient is made of; whether adapters' programs
     are those of frozen weights; whether its code runs with its token of padding alone; the weights that the embedding
-    reads though the model registers them after its layers; and why no tensor ranks are described, if they are not."""
+    reads though the model registers them after its layers; the weights of several layers that are first read in another
+    unit, by unit and name; and why no tensor ranks are described, if they are not."""
 
     lengths: RecordedLengths
     programs: dict[str, dict[str, Program]]
@@ -239,23 +264,30 @@ class OnDevice(NamedTuple):
     adapts: bool
     padded: bool
     read_first: tuple[str, ...]
+    read_elsewhere: frozenset[tuple[str, str]]
     unsplit: str
 
 
-def recorded_on(build: Callable[..., Any], spots: Mapping[str, int], experts: Collection[str], device: str) -> OnDevice:
+def recorded_on(
+    build: Callable[..., Any], spots: Mapping[str, int], experts: Collection[str], idle: Collection[str], device: str
+) -> OnDevice:
     """Recordings of a small model's units on a kind of device, in each number format that its code takes: of its ends,
-    and of the layers at `spots`. `experts` are the units that have weights of experts."""
+    and of the layers at `spots`. `experts` are the units that have weights of experts, `idle` the classes of layers
+    that do not run."""
     lengths: RecordedLengths | None = None
     programs: dict[str, dict[str, Program]] = {unit: {} for unit in ("embed", "tail", *spots)}
     products: dict[str, UnitProducts] = {}
     recorded = {unit: ("layer" if unit in spots else unit, spots.get(unit, 0)) for unit in programs}
     unused: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
+    elsewhere: frozenset[tuple[str, str]] = frozenset()
     adapts, padded, unsplit = True, False, ""
     failed: list[CodeFails] = []
     for variant, (dtype, autocast) in VARIANTS.items():
         with fake_device(cuda=device == "cuda"):
             model = build(dtype)
+            if any(type(layer).__name__ in idle for layer in layers_of(model)[1]):
+                raise NotDescribed("text leaves out one of its first layers")
             try:
                 if lengths is None and not _runs(model):
                     build, padded = partial(build, padded=True), True
@@ -267,9 +299,15 @@ def recorded_on(build: Callable[..., Any], spots: Mapping[str, int], experts: Co
             except CodeFails as error:
                 failed.append(error)  # of a number format that its code does not take
                 continue
-            names = names_of(model, layers_of(model)[0], spots)
+            names = names_of(model, layers_of(model)[0], spots, idle)
             unused = unused_weights(model, runs.every, names[TOWER])
             first = move_first(names, runs.every)
+            elsewhere = frozenset(
+                (unit, own)
+                for unit in spots
+                for name, own in names[unit].items()
+                if (same := runs.every.base.common.get(name)) and runs.every.first_reader(same) != recorded[unit]
+            )
             adapts = adapts and runs.frozen is not None
         for unit in programs:
             made, programs[unit][f"{variant}-{device}"] = runs.program(unit, recorded, names)
@@ -277,7 +315,7 @@ def recorded_on(build: Callable[..., Any], spots: Mapping[str, int], experts: Co
         unsplit = unsplit or runs.every.split.why
     if lengths is None or not products:
         raise failed[0]
-    return OnDevice(lengths, programs, products, unused, adapts, padded, first, unsplit)
+    return OnDevice(lengths, programs, products, unused, adapts, padded, first, elsewhere, unsplit)
 
 
 def _on_each(devices: Sequence[str], made: Callable[[str], Made]) -> list[Made]:
@@ -351,16 +389,16 @@ def built(config: Any, dtype: torch.dtype, *, padded: bool = False, trusted: boo
     return model.train()
 
 
-def _layers_with(model: Any, path: str, layers: nn.ModuleList) -> Counter[str]:
-    """Of how many layers each weight is, by its name in the model."""
-    names = {id(weight): name for name, weight in model.named_parameters() if name.startswith(f"{path}.")}
-    return Counter(names[id(weight)] for layer in layers for weight in layer.parameters() if id(weight) in names)
-
-
 def kinds_of(layers: nn.ModuleList, text: Any) -> list[str]:
-    """The kind of each layer, by their modules' classes and settings and by their weights' shapes. One kind is "layer";
-    of several each has the configuration's own name (`layer_types`), with a number where that stands for two."""
-    keys = list(map(_signature, layers))
+    """The kind of each layer, by their modules' classes and settings, by their weights' shapes, and by which weights an
+    earlier layer has too. One kind is "layer"; of several each has the configuration's own name (`layer_types`), with
+    a number where that stands for two."""
+    seen: set[int] = set()
+    keys = []
+    for layer in layers:
+        weights = [id(weight) for weight in layer.parameters()]
+        keys.append((_signature(layer), tuple(weight in seen for weight in weights)))
+        seen.update(weights)
     order = list(dict.fromkeys(keys))
     if len(order) > MOST_KINDS:
         raise NotDescribed(f"its layers are of {len(order)} kinds, and at most {MOST_KINDS} are described")
@@ -395,15 +433,17 @@ def places_of(kinds: Sequence[str]) -> dict[str, int]:
     return {kind: place + (place == 0 and kinds[1:2] == kinds[:1]) for kind, place in places.items()}
 
 
-def towers_of(model: Any) -> dict[str, str]:
+def towers_of(model: Any, idle: Collection[str]) -> dict[str, str]:
     """The modules beside a model's decoder that see or hear, by name, with their classes: whole modules of Transformers
-    beside the way from the model to its decoder."""
+    beside the way from the model to its decoder, and the decoder's layers of classes that are `idle`."""
     from transformers import AutoModelForCausalLM
 
+    path, layers = layers_of(model)
+    classes = {f"{path}.{index}": type(layer).__name__ for index, layer in enumerate(layers)}
+    found = {name: one for name, one in classes.items() if one in idle}
     if auto_class(model.config) is AutoModelForCausalLM:
-        return {}
+        return found
     decoder, head = model.get_decoder(), model.get_output_embeddings()
-    found: dict[str, str] = {}
 
     def look(within: nn.Module, path: str) -> None:
         for name, module in within.named_children():
@@ -424,10 +464,10 @@ def norm_apart(model: Any) -> bool:
     return body is None or not any("Norm" in type(child).__name__ for child in body.children())
 
 
-def names_of(model: Any, path: str, places: Mapping[str, int]) -> dict[str, dict[str, str]]:
+def names_of(model: Any, path: str, places: Mapping[str, int], idle: Collection[str]) -> dict[str, dict[str, str]]:
     """By unit, the names of its weights in the small model and in the unit."""
     tied = is_tied(model)
-    starts = tuple(f"{tower}." for tower in towers_of(model))
+    starts = tuple(f"{tower}." for tower in towers_of(model, idle))
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     order = [name for name, _ in model.named_parameters()]
     before = set(takewhile(lambda name: not name.startswith(f"{path}."), order))
@@ -466,7 +506,8 @@ def shared_weights(model: Any) -> tuple[str, ...]:
     table = model.get_input_embeddings().weight
     names = {name for name, _ in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
-    return tuple(unnumbered(model, name) for name, weight in every if name not in names and weight is not table)
+    found = (unnumbered(model, name) for name, weight in every if name not in names and weight is not table)
+    return tuple(dict.fromkeys(found))
 
 
 def is_tied(model: Any) -> bool:
@@ -479,14 +520,16 @@ def weights_of(model: Any, names: dict[str, str]) -> tuple[DescribedWeight, ...]
     """The weights of a unit with their shapes and uses."""
     modules = dict(model.named_modules())
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    ways = ways_of(model)
+    ways, common = ways_of(model), common_weights(model)
     found = []
     for name, own in names.items():
-        if name not in shapes:
+        if name not in shapes and name not in common:
             continue  # another name of the tied table
         module, _, _ = name.rpartition(".")
         use = "other"
-        if is_linear(modules[module]) or modules[module] is model.get_input_embeddings():
+        if name in common:
+            pass  # which the planner's own linear does not know
+        elif is_linear(modules[module]) or modules[module] is model.get_input_embeddings():
             use = "linear"
         elif _is_experts(modules[module], shapes[name]):
             use = "expert"
@@ -494,7 +537,7 @@ def weights_of(model: Any, names: dict[str, str]) -> tuple[DescribedWeight, ...]
         found.append(
             DescribedWeight(
                 name=own,
-                shape=shapes[name],
+                shape=shapes[common.get(name, name)],
                 use=use,
                 split=split,
                 gathers=gathers,
@@ -515,7 +558,8 @@ def unused_weights(model: Any, every: Recorded, towers: Collection[str]) -> tupl
     if some := next((name for name in towers if name in edges), None):
         raise NotDescribed(f"{some} takes part in the loss of text, beside its decoder")
     used = {unnumbered(model, name) for name in weights if name in edges}
-    found = dict.fromkeys(unnumbered(model, name) for name in weights if name not in edges and name not in towers)
+    counted = {*edges, *towers, *every.base.common}
+    found = dict.fromkeys(unnumbered(model, name) for name in weights if name not in counted)
     if some := next((name for name in found if name in used), None):
         raise NotDescribed(f"{some} takes part in the loss in some of its layers alone")
     return tuple(found)

@@ -279,11 +279,17 @@ class UnitProgram:
         storages = {name: storage for storage, name in self.base.weights.items()}
         for name in dict.fromkeys(edge for edge in node.edges if isinstance(edge, str)):
             if name in self.recorded.parted and name not in self.weights:
-                if name not in self.names:
+                place = -1 - storages[name], 0  # of a node that is not there
+                reader = self.recorded.first_reader(name) if name in self.base.common else None
+                if reader not in (None, self.unit):
+                    self.weights[name] = self._beside(reader, place, storages[name])
+                    continue
+                own = next((own for one, own in self.names.items() if self.base.common.get(one, one) == name), None)
+                if own is None:
                     raise NotDescribed(f"{name} is a weight of another unit too")
                 (gives,) = self._gives(storages[name], [None])
-                self.weights[name] = self.count - 1
-                own, size = self.names[name], float(self.base.sizes[storages[name]])
+                self.weights[name] = self.places[place] = self.count - 1
+                size = float(self.base.sizes[storages[name]])
                 self.of_weights[self.weights[name]] = {own}
                 whole = AutogradStep(reads=(own,), back=(WeightGradient(own),))
                 found.append(Step(op=WEIGHT, new=(0.0,), gives=((gives[0], (0.0, 0.0, size)),), node=whole))
@@ -432,13 +438,16 @@ class UnitProgram:
         unit = None if index is None else self.base.operations[index].unit
         if index is None or unit is None or unit[0] not in ("embed", "layer") or unit == self.unit:
             raise NotDescribed(f"{named(self.unit)} reads what {self._by(place[0])} made, beside the layer before it")
-        self.outside.append((unit, place))
         results = self.base.operations[index].results
-        storage = results[min(place[1], len(results) - 1)].storage
+        self.places[place] = self._beside(unit, place, results[min(place[1], len(results) - 1)].storage)
+        return self.places[place]
+
+    def _beside(self, unit: UnitName, place: Place, storage: int) -> int:
+        """The number of one more place that another unit made, of a storage."""
+        self.outside.append((unit, place))
         if storage not in self.shared:
             self.lent.setdefault(storage, -2 - len(self.shared) - len(self.outside) + 1)
-        self.places[place] = -len(self.outside)
-        return self.places[place]
+        return -len(self.outside)
 
     def _by(self, number: int) -> str:
         """The operation of a node, and where it is."""
@@ -489,13 +498,13 @@ class UnitProgram:
     def _sums(self) -> tuple[ByteCount, ByteCount, Occurrences, Occurrences]:
         """Bytes that operations beside products move in this unit's forward and backward, and how many there are."""
         recorded = self.recorded
-        number = {place for place in self.base.nodes if self._unit_of(place) == self.unit}
+        number = {place for place in self.base.nodes if recorded.unit_of(place) == self.unit}
         ahead = [i for i, op in enumerate(self.base.operations[: recorded.forward]) if op.unit == self.unit]
         behind, now = [], -1
         for event in recorded.halves[1]:
             if event.kind == "begin":
                 now = event.what
-            elif event.kind == "op" and now in number and not self._in_linear(now):
+            elif event.kind == "op" and now in number and not recorded.in_linear(now):
                 behind.append(event.what)
         moved, starts = self._sum(ahead, "forward")
         moved_back, starts_back = self._sum(behind, "backward")
@@ -537,7 +546,9 @@ class UnitProgram:
     def _counts(self, op: Operation) -> bool:
         fused = op.name in PRODUCTS or op.name.startswith(ATTENTION)
         writes = bool(op.made or op.name.endswith("_"))
-        return writes and not (op.inside or fused or (self.unit[0] == "embed" and op.name != "embedding"))
+        return writes and not (
+            self.recorded.of_linear(op) or fused or (self.unit[0] == "embed" and op.name != "embedding")
+        )
 
     def products(self, *, experts: bool) -> UnitProducts:
         """Attention and products beside linear modules of the unit's forward; of grouped ones none where the unit has
@@ -545,7 +556,7 @@ class UnitProgram:
         attention, products, scores = [], dict[int, OtherProduct](), []
         made: tuple[int, Attend] | None = None
         for index, op in enumerate(self.base.operations[: self.recorded.forward]):
-            if op.unit != self.unit or op.inside:
+            if op.unit != self.unit or self.recorded.of_linear(op):
                 continue
             if op.name.startswith(ATTENTION):
                 (_, heads, _, width), (_, kv_heads, _, _), (_, _, _, value) = (one.shape for one in op.inputs[:3])
@@ -586,11 +597,3 @@ class UnitProgram:
         times = [1 + len(more[part]) // width for more in self.recorded.more]
         found = self.recorded.polynomial(times, "iterations")
         return found if isinstance(found, tuple) else (found,)
-
-    def _unit_of(self, number: int) -> UnitName | None:
-        index = self.recorded.first_operation.get(number)
-        return None if index is None else self.base.operations[index].unit
-
-    def _in_linear(self, number: int) -> bool:
-        index = self.recorded.first_operation.get(number)
-        return index is not None and bool(self.base.operations[index].inside)

@@ -90,6 +90,8 @@ class ModelRecording:
     logits: TensorSeen | None = None
     given: dict[UnitName, set[int]] = field(default_factory=dict)
     """Storages that each layer is called with."""
+    common: dict[str, str] = field(default_factory=dict)
+    """Every name of weights that several layers have, with the first."""
     images: set[int] = field(default_factory=set)
     """Storages that towers made of images."""
 
@@ -170,6 +172,16 @@ def layers_of(model: Any) -> tuple[str, nn.ModuleList]:
     return found
 
 
+def common_weights(model: Any) -> dict[str, str]:
+    """Every name of weights that several layers have, with the first."""
+    found: dict[int, list[str]] = {}
+    path, layers = layers_of(model)
+    for index, layer in enumerate(layers):
+        for name, weight in layer.named_parameters():
+            found.setdefault(id(weight), []).append(f"{path}.{index}.{name}")
+    return {name: names[0] for names in found.values() if len(names) > 1 for name in names}
+
+
 class NotDescribed(Exception):
     """Why a model cannot be described, in words that follow its name."""
 
@@ -224,6 +236,7 @@ def record(
             hooks.enter_context(handle)
         for name, weight in model.named_parameters():
             recorder.found.weights[recorder.see(weight).storage] = name
+        recorder.found.common = common_weights(model)
         inputs, targets = (torch.zeros((batch, seq), dtype=torch.int64) for _ in range(2))
         for known in (*model.buffers(), inputs, targets, *tensors_of(seen)):
             recorder.see(known)

@@ -18,6 +18,7 @@ from executor.worker.imported.record import (
     Happening,
     ModelRecording,
     NotDescribed,
+    Operation,
     Place,
     TensorSeen,
     UnitName,
@@ -119,7 +120,8 @@ class Recorded:
 
     @cached_property
     def parted(self) -> set[str]:
-        """Weights that are read more than once, beside embeddings' tables: in parts, or by iterations of a loop."""
+        """Weights that are read more than once, beside embeddings' tables: in parts, by iterations of a loop, or by
+        several layers."""
         edges = Counter(
             edge
             for node in self.base.nodes.values()
@@ -127,7 +129,27 @@ class Recorded:
             for edge in node.edges
             if isinstance(edge, str)
         )
-        return {name for name, times in edges.items() if times > 1}
+        return {name for name, times in edges.items() if times > 1} | self.base.common.keys()
+
+    def unit_of(self, node: int) -> UnitName | None:
+        """The unit of a node's operation."""
+        index = self.first_operation.get(node)
+        return None if index is None else self.base.operations[index].unit
+
+    def of_linear(self, op: Operation) -> bool:
+        """Whether an operation is of a linear module that the planner computes itself: of none of several layers."""
+        return bool(op.inside) and f"{op.inside}.weight" not in self.base.common
+
+    def in_linear(self, node: int) -> bool:
+        """Whether a node's operation is."""
+        index = self.first_operation.get(node)
+        return index is not None and self.of_linear(self.base.operations[index])
+
+    def first_reader(self, name: str) -> UnitName | None:
+        """The unit that is the first to read a weight."""
+        found = (self.first_operation.get(node.number) for node in self.base.nodes.values() if name in node.edges)
+        first = min((index for index in found if index is not None), default=None)
+        return None if first is None else self.base.operations[first].unit
 
     @cached_property
     def used(self) -> dict[int, list[int]]:

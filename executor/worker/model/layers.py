@@ -16,6 +16,8 @@ from planner.spec.described import Described
 
 LEFT_OUT = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "_name_or_path")
 """Keys of a config.json that name code, or where to fetch it."""
+NUMBERED = "hybrid_layer_ids"
+"""What Zamba 2 calls the numbers of its layers with attention."""
 AGAIN = "num_blocks"
 """What xLSTM calls its number of layers beside what others do."""
 
@@ -52,7 +54,8 @@ def auto_class(config: Any) -> Any:
 
 def layer_key(text: Any) -> str:
     """What a configuration calls its number of layers."""
-    return next((key for key in ("num_decoder_layers", "decoder_layers") if key in vars(text)), "num_hidden_layers")
+    keys = ("num_decoder_layers", "decoder_layers", "num_layers")
+    return next((key for key in keys if key in vars(text)), "num_hidden_layers")
 
 
 def of_layers(config: Any, layers: Sequence[int]) -> Any:
@@ -64,6 +67,8 @@ def of_layers(config: Any, layers: Sequence[int]) -> Any:
         for name, value in list(vars(text).items()):
             if isinstance(value, list) and len(value) == before:
                 setattr(text, name, [value[place] for place in layers])
+        if numbers := vars(text).get(NUMBERED):  # one that is left out has a number that no layer has
+            setattr(text, NUMBERED, [layers.index(one) if one in layers else before + one for one in numbers])
         setattr(text, key, len(layers))
         if vars(text).get(AGAIN) == before:
             setattr(text, AGAIN, len(layers))

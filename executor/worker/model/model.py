@@ -143,7 +143,7 @@ def model_config(plan: Plan) -> Any:
         config = config_of(plan.model.described.config)
         if not plan.model.described.padded:
             without_padding(config)
-        return of_layers(config, range(plan.model.layers))
+        return of_layers(config, range(plan.model.layers + plan.model.described.idle_layers))
     return transformers_config(plan.model, plan.job.seq_len)
 
 

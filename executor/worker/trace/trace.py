@@ -67,7 +67,8 @@ def trace(plan: Plan, rank: int, *, full: bool = False, kernels: bool = False) -
     """
     began = time.perf_counter()
     layers = plan.model.layers
-    alike = len(set(by_layer(layer_runs(plan.model))[FEW[0] - 1 :])) <= 1
+    idle = plan.model.described is not None and plan.model.described.idle_layers > 0
+    alike = len(set(by_layer(layer_runs(plan.model))[FEW[0] - 1 :])) <= 1 and not idle
     at = FEW if alike and layers > FEW[1] and not (full or plan.job.image_tokens) else (layers,)
     runs = [fake_run(_of_layers(plan, count), rank) for count in at]
     moments = fullest(runs[0].phases)

@@ -13,8 +13,6 @@ from typing import Any
 
 from planner.ask.fromfile import hub, split, trainer
 from planner.ask.fromfile.sheet import OFF, Means, Sheet
-from planner.ask.options import model_of
-from planner.basics.errors import PlannerError
 from planner.spec.options import ALL_LINEAR
 
 NAME = "NeMo Automodel"
@@ -125,8 +123,8 @@ def _groups(sheet: Sheet) -> None:
         sheet.ignore(key, OFF)
     data, copies = (_size(sheet, f"distributed.{name}") for name in ("dp_size", "dp_replicate_size"))
     keys = tuple(key for key in ("distributed.dp_size", "distributed.dp_replicate_size", *SIZES) if sheet.has(key))
-    if (copies or 1) > 1:
-        sheet.means("dp_replicate", copies, "distributed.dp_replicate_size")
+    note = "" if copies else f"{NAME}'s default: sharded over all ranks"
+    sheet.means("dp_replicate", copies or 1, "distributed.dp_replicate_size", note=note)
     if data is not None:
         ranks = data * math.prod(sizes[axis] for axis in ("tp", "cp", "pp"))
         sheet.means("gpus", ranks, *keys, note="the product of the sizes")
@@ -195,16 +193,13 @@ def _chunks(sheet: Sheet, key: str, rounding: str, pp: int) -> None:
     if each is None:
         sheet.means("virtual_stages", 2, note=f"{NAME}'s default for layers_per_stage")
         return
-    try:
-        preset, _ = hub.find(sheet.says("model") or "", sheet.path, ())
-    except PlannerError:
+    if (model := hub.sizes(sheet.says("model") or "", sheet.path)) is None:
         sheet.decides(key, "chunks a rank follow from the model's layers", "Add --virtual-stages", "virtual_stages")
         return
-    layers = model_of({"model": preset}, ()).layers
-    stages = -(-layers // max(each, 1))
+    stages = -(-model.layers // max(each, 1))
     ranks, rest = divmod(stages, pp)
     up = str(sheet.data.get(rounding)).lower() == "up"
-    sheet.means("virtual_stages", max(ranks + (up and rest > 0), 1), key, rounding, note=f"{layers} layers")
+    sheet.means("virtual_stages", max(ranks + (up and rest > 0), 1), key, rounding, note=f"{model.layers} layers")
 
 
 def _method(sheet: Sheet) -> None:

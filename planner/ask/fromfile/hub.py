@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner.basics.errors import PlannerError
-from planner.spec import presets
+from planner.spec import ModelSpec, presets
+from planner.spec.huggingface import read_config
 from planner.spec.presets import Folders
 
 HUB = re.compile(r"huggingface\.co/([\w.-]+/[\w.-]+)")
@@ -45,6 +46,15 @@ def find(names: str | Sequence[str], beside: str, folders: Folders) -> tuple[str
     rule = "is not a model preset's name or source"
     fix = "Say which it is: --model NAME (planner presets models lists them), or a config.json"
     raise PlannerError(f"{beside}: model", " or ".join(wanted), rule, fix)
+
+
+def sizes(names: str | Sequence[str], beside: str) -> ModelSpec | None:
+    """The model that `find` finds among the packaged presets or in a folder; None where it finds none."""
+    try:
+        found, _ = find(names, beside, ())
+    except PlannerError:
+        return None
+    return read_config(found) if found.endswith(".json") else presets.model(found)
 
 
 def _known(folders: Folders) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner.ask.fromfile import compiled, trainer
+from planner.ask.fromfile import compiled, llamafactory_mca, trainer
 from planner.ask.fromfile.sheet import HARMLESS as NO_CHANGE
 from planner.ask.fromfile.sheet import Means, Sheet
 
@@ -38,6 +38,9 @@ def read(sheet: Sheet) -> None:
     _refuse_idle(sheet)
     sheet.plain(PLAIN)
     _stage(sheet)
+    if llamafactory_mca.asked(sheet):
+        llamafactory_mca.read(sheet)
+        return
     _method(sheet)
     if sheet.flag("use_muon"):
         sheet.means("optimizer", "muon", "use_muon", "optim")

@@ -1,7 +1,8 @@
 """Megatron-LM's flags: a command line that starts pretrain_gpt.py, or YAML with MODEL_ARGS or the flags alone.
 
 Flags and defaults: Megatron-LM d98e8a64 (megatron/training/arguments.py and the dataclasses of its argument groups).
-Not here: how a model is built from its sizes (megatron_sizes.py), or what Megatron-Core does with a layout.
+Not here: how a model is built from its sizes (megatron_sizes.py), the stages of a pipeline (megatron_stages.py), or
+what Megatron-Core does with a layout.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from planner.ask.fromfile import megatron_sizes
+from planner.ask.fromfile import megatron_sizes, megatron_stages
 from planner.ask.fromfile.commandline import SCRIPT
 from planner.ask.fromfile.sheet import OFF, Means, Sheet
-from planner.spec import ModelSpec
 
 NAME = "Megatron-LM"
 KEYS = "megatron"
@@ -21,13 +21,16 @@ ARGS = "MODEL_ARGS"
 """The section of a test case's model_config.yaml; its keys begin with the dashes of the command line."""
 MARKS = ("tensor-model-parallel-size", "num-attention-heads", "micro-batch-size")
 
-PLAIN = {
-    "seq-length": Means("seq_len", "whole"),
-    "micro-batch-size": Means("micro_batch_size", "whole"),
+GROUPS = {
     "tensor-model-parallel-size": Means("tp", "whole", 1),
     "pipeline-model-parallel-size": Means("pp", "whole", 1),
     "context-parallel-size": Means("cp", "whole", 1),
     "expert-model-parallel-size": Means("ep", "whole", 1),
+}
+PLAIN = {
+    "seq-length": Means("seq_len", "whole"),
+    "micro-batch-size": Means("micro_batch_size", "whole"),
+    **GROUPS,
     "num-distributed-optimizer-instances": Means("dp_replicate", "whole", 1),
     "lr": Means("lr", "real"),
     "adam-beta2": Means("beta2", "real"),
@@ -46,10 +49,6 @@ BACKENDS = {"deepep": "deepep", "hybridep": "hybridep"}
 """moe-flex-dispatcher-backend, of the dispatcher flex."""
 SCORES_KEPT = ("unfused", "local")
 """Backends of attention that keep more than its result and a number a row."""
-LAYERS = {"E": 0, "L": 0, "m": 0, "t": 1}
-"""Letters of a pipeline's layout, and the layers that they count as (pipeline_parallel_layer_layout.py)."""
-REPEATED = re.compile(r"\(([EtmL|]{1,999})\)\*(\d{1,3})|([EtmL|])\*(\d{1,3})")
-MOST_LETTERS = 20_000
 
 
 def detect(data: Mapping[str, Any]) -> bool:
@@ -76,14 +75,23 @@ def arguments(sheet: Sheet, beside: str = "") -> None:
     else:
         sheet.means("grad_accum", 1, note=f"{NAME}'s default for global-batch-size")
     model = megatron_sizes.read(sheet, sheet.says("tp"), beside)
+    layout(
+        sheet, model.layers if model is not None else sheet.whole("num-layers") or 0, bool(sheet.whole("num-experts"))
+    )
+    _optimizer(sheet)
+
+
+def layout(sheet: Sheet, layers: int, experts: bool) -> None:
+    """How ranks share a model of so many layers, and its numbers; the groups' sizes are read already."""
     _sharded(sheet)
     _precision(sheet)
-    _optimizer(sheet)
     _tensor(sheet)
     _context(sheet)
     if sheet.says("pp") > 1:
-        _stages(sheet, model)
-    _experts(sheet)
+        megatron_stages.read(sheet, layers)
+    for key in megatron_stages.KEYS:
+        sheet.ignore(key, "there is no pipeline" if sheet.says("pp") == 1 else OFF)
+    _experts(sheet, experts)
     recompute(sheet)
     if (backend := str(sheet.data.get("attention-backend") or "auto")) in SCORES_KEPT:
         sheet.unmodelled("attention-backend", f"attention {backend} keeps its scores", "more")
@@ -183,75 +191,15 @@ def _context(sheet: Sheet) -> None:
     sheet.ignore(key, "there is no context parallelism")
 
 
-def _stages(sheet: Sheet, model: ModelSpec | None) -> None:
-    """Layers of each stage, or chunk where ranks hold several."""
-    pp = sheet.says("pp")
-    chunk, chunks = "num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"
-    ends = {"embedding": "account-for-embedding-in-pipeline-split", "head": "account-for-loss-in-pipeline-split"}
-    layout, first, last = (
-        "pipeline-model-parallel-layout", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
-    )  # fmt: skip
-    counted = [end for end, key in ends.items() if sheet.flag(key)]
-    layers, virtual = (model.layers if model is not None else sheet.whole("num-layers") or 0), 1
-    if sheet.has(layout):
-        counts = staged(sheet, layout)
-        if len(counts) % pp or sum(counts) != layers:
-            raise sheet.wrong(layout, f"is {len(counts)} stages of {sum(counts)} layers, not of {pp} ranks, {layers}")
-        sheet.means("stage_layers", ",".join(map(str, counts)), layout)
-        virtual = len(counts) // pp
-    elif sheet.has(first) or sheet.has(last):
-        _unequal(sheet, layers, sheet.whole(first), sheet.whole(last))
-    elif counted:
-        sheet.means("counted_ends", "both" if len(counted) > 1 else counted[0], *ends.values())
-    if sheet.has(chunks):
-        virtual = sheet.whole(chunks) or 1
-    elif sheet.has(chunk):
-        each = sheet.whole(chunk) or 0
-        if each < 1 or (layers + len(counted)) % (pp * each):
-            raise sheet.wrong(chunk, f"does not divide the {layers + len(counted)} layers of {pp} ranks")
-        virtual = (layers + len(counted)) // (pp * each)
-    if virtual > 1:
-        sheet.means("pp_schedule", "interleaved", chunk, chunks, layout)
-        sheet.means("virtual_stages", virtual, chunk, chunks, layout)
-    else:
-        sheet.means("pp_schedule", "1f1b", note="one chunk a rank")
-    for key in (chunk, chunks, *ends.values()):
-        sheet.ignore(key, OFF)
-
-
-def _unequal(sheet: Sheet, layers: int, first: int | None, last: int | None) -> None:
-    """The first and last stage as said; the others share what is left."""
-    keys, pp = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"), sheet.says("pp")
-    left, between = layers - (first or 0) - (last or 0), pp - (first is not None) - (last is not None)
-    if sheet.has("num-virtual-stages-per-pipeline-rank"):
-        sheet.decides(keys[0] if sheet.has(keys[0]) else keys[1], "stages of several unequal chunks are not planned",
-                      "Add --stage-layers", "stage_layers")  # fmt: skip
-        return
-    if left < 0 or (left % between if between else left):
-        raise sheet.wrong(keys[0] if first is not None else keys[1], f"leaves {left} layers to {between} stages")
-    counts = [*([first] if first is not None else []), *[left // max(between, 1)] * between]
-    sheet.means("stage_layers", ",".join(map(str, [*counts, *([last] if last is not None else [])])), *keys)
-
-
-def staged(sheet: Sheet, key: str) -> list[int]:
-    """Layers of each stage of a layout such as `Et*3|(tt|)*29m|L`."""
-    text = "".join(str(sheet.data[key]).replace(",", "").split())
-    while len(text) <= MOST_LETTERS and (found := REPEATED.search(text)):
-        letters, times = (found[1], found[2]) if found[1] else (found[3], found[4])
-        text = text[: found.start()] + letters * int(times) + text[found.end() :]
-    if len(text) > MOST_LETTERS or set(text) - {*LAYERS, "|"}:
-        raise sheet.wrong(key, "is no layout of stages", "Letters are E, t, m and L, with | between stages")
-    return [sum(LAYERS[letter] for letter in stage) for stage in text.split("|")]
-
-
-def _experts(sheet: Sheet) -> None:
+def _experts(sheet: Sheet, there: bool) -> None:
     tensor, kind, backend = "expert-tensor-parallel-size", "moe-token-dispatcher-type", "moe-flex-dispatcher-backend"
-    if sheet.whole("num-experts"):
+    if there:
         size = sheet.whole(tensor) or sheet.says("tp")
         if size > 1:
             why = f"each expert is split over {size} tensor ranks, which is not planned"
             fix = "Add expert-tensor-parallel-size 1 to plan whole experts"
-            sheet.decides(tensor if sheet.has(tensor) else "num-experts", why, fix)
+            at = next(key for key in (tensor, "num-experts", "tensor-model-parallel-size") if sheet.has(key))
+            sheet.decides(at, why, fix)
         name = str(sheet.data.get(kind) or "allgather")
         if sheet.says("ep") > 1:
             found = BACKENDS.get(str(sheet.data.get(backend) or "deepep")) if name == "flex" else None

@@ -14,7 +14,7 @@ import msgspec
 from planner.ask.fromfile import hub
 from planner.ask.fromfile.sheet import OFF, Memory, Sheet
 from planner.basics.errors import PlannerError
-from planner.spec import ModelSpec, presets
+from planner.spec import ModelSpec
 from planner.spec.model import Mla, Moe
 from planner.spec.model_rules import check_model
 
@@ -214,12 +214,8 @@ def _vocabulary(sheet: Sheet, tp: int) -> tuple[int, str, Memory]:
     kind, name = str(sheet.data.get("tokenizer-type")), sheet.data.get("tokenizer-model")
     if kind == "TikTokenizer":
         return padded(TIKTOKEN), f"TikTokenizer has {TIKTOKEN} tokens unless vocab-size says otherwise", "same"
-    if isinstance(name, str) and "/" in name and "$" not in name:
-        try:
-            preset, _ = hub.find(name, sheet.path, ())
-            return padded(presets.model(preset).vocab), f"the vocabulary is that of the preset {preset}", "same"
-        except PlannerError:
-            pass  # a folder or an id that no preset cites
+    if isinstance(name, str) and "/" in name and (model := hub.sizes(name, sheet.path)) is not None:
+        return padded(model.vocab), f"the vocabulary is that of {model.name}", "same"
     why = f"the tokenizer's size, which vocab-size says; {multiple} rows are estimated"
     if (key := next((one for one in OF_TOKENIZER if sheet.has(one)), None)) is not None:
         sheet.unmodelled(key, why, "more")

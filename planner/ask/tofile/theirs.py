@@ -8,12 +8,12 @@ here: how a text is edited (edit.py), or which changes are worth it (planner/dec
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from planner.ask import tofile
-from planner.ask.fromfile import LAUNCHERS, commandline, files, format_of, swift
+from planner.ask.fromfile import FORMATS, LAUNCHERS, commandline, files, format_of, swift
 from planner.ask.fromfile import accelerate as accelerate_keys
 from planner.ask.fromfile import deepspeed as deepspeed_keys
 from planner.ask.fromfile import torchtitan as torchtitan_keys
@@ -24,7 +24,7 @@ from planner.ask.tofile.fields import Values
 from planner.ask.tofile.table import Entries, FieldKeys, FieldTable, inverted, plain, without, words
 from planner.basics.errors import PlannerError, refusing
 
-Keys = dict[str, Any]
+EditedKeys = dict[str, Any]
 """Dotted keys of one file and their new values; GONE takes one out."""
 
 
@@ -61,16 +61,15 @@ def read_theirs(paths: Sequence[str]) -> tuple[TheirFile, ...]:
         one = TheirFile(path, raw, text, kind.NAME, kind in LAUNCHERS, Sheet(kind.NAME, path, table).data)
         if one.real in found:
             raise PlannerError("file", path, "is given twice", "Give each file once")
-        if kind.NAME not in (*WRITERS, *READ_ALONE):
-            known = ", ".join((*WRITERS, *READ_ALONE))
-            raise PlannerError("file", path, f"is of {kind.NAME}, whose keys are not changed here", f"Known: {known}")
+        dumped = kind.NAME == torchtitan.NAME and Path(path).suffix.lower() != ".toml"
+        if dumped or kind.NAME not in (*WRITERS, *READ_ALONE):
+            rule = f"is {'a dump' if dumped else 'a file'} of {kind.NAME}, which is not changed here"
+            raise PlannerError("file", path, rule, f"Known: {', '.join(dict.fromkeys((*WRITERS, *READ_ALONE)))}")
         found[one.real] = one
     return tuple(found.values())
 
 
-def edited(
-    theirs: Sequence[TheirFile], before: Values, after: Values, lines: Sequence[OptionLine]
-) -> dict[str, str]:  # fmt: skip
+def edited(theirs: Sequence[TheirFile], before: Values, after: Values, lines: Sequence[OptionLine]) -> dict[str, str]:
     """The texts of the files that change, by real path, where fields have other values; `lines` say which keys of
     theirs a field has now. PlannerError where a key cannot be set alone."""
     found: dict[str, str] = {}
@@ -83,8 +82,8 @@ def edited(
 
 def _changed_keys(
     one: TheirFile, theirs: Sequence[TheirFile], before: Values, after: Values, lines: Sequence[OptionLine]
-) -> Keys:
-    keys: Keys = dict(_fixed(one, before, after))
+) -> EditedKeys:
+    keys: EditedKeys = dict(_fixed(one, before, after))
     for field, row in _rows(one, theirs, before).items():
         if field == "model":
             continue
@@ -115,7 +114,7 @@ def _entries(field: str, row: FieldKeys, values: Values) -> Entries | None:
     return row.write(values[field], values) if field in values else {}
 
 
-def _settled(one: TheirFile, keys: Keys, *, beside: bool) -> Iterator[tuple[str, Any]]:
+def _settled(one: TheirFile, keys: EditedKeys, *, beside: bool) -> Iterator[tuple[str, Any]]:
     """Keys under the file's own spelling, without those that hold their value already or follow from others."""
     for name, value in keys.items():
         key = _spelt(one, name)
@@ -148,7 +147,8 @@ def _spelt(one: TheirFile, key: str) -> str:
 
 # -- Rows --------------------------------------------------------------------------------------------------------------
 
-WRITERS = {kind.NAME: kind for kind in tofile.FORMATS.values()}
+READ = {kind.NAME for kind in FORMATS}
+WRITERS = {kind.NAME: kind for kind in tofile.FORMATS.values() if kind.NAME in READ}
 OF_THE_SCRIPT = ("train_batch_size", *(key for key in deepspeed_keys.FILLED if "." not in key))
 """Keys of launchers' files that repeat a recipe's; one that is absent stays so."""
 NAMED = {(name.removesuffix("_offload")[-1], name.endswith("_offload")): name for name in swift.DEEPSPEED}
@@ -195,40 +195,32 @@ def _rows(one: TheirFile, theirs: Sequence[TheirFile], values: Values) -> FieldT
     if one.format == accelerate.NAME:
         rows |= _flags() if one.keys.get(accelerate_keys.FILE_KEY) is None and accelerate.by_deepspeed(values) else {}
         return without(rows, accelerate.OF_THE_RECIPE) if recipe else rows
-    prefix = "fsdp_config.fsdp_"
     if any(key.startswith("fsdp_config.") for key in one.keys):
-        rows |= without(accelerate.fsdp_rows(prefix), ["recompute"])
+        rows |= without(accelerate.fsdp_rows("fsdp_config.fsdp_"), ["recompute"])
     if any(key.startswith("deepspeed.") for key in one.keys):
-        rows |= {field: _under("deepspeed.", row) for field, row in deepspeed.ZERO_ROWS.items()}
-        rows |= {
-            field: _under("deepspeed.", deepspeed.SHARED[field]) for field in ("offload_optimizer", "offload_params")
-        }
+        zero = {**deepspeed.ZERO_ROWS, **{field: deepspeed.SHARED[field] for field in ON_HOST}}
+        rows |= {field: _renamed(row, lambda key: f"deepspeed.{key}") for field, row in zero.items()}
     return rows
 
 
-def _under(prefix: str, row: FieldKeys) -> FieldKeys:
-    def write(value: Any, values: Values) -> Entries | None:
-        entries = row.write(value, values)
-        return None if entries is None else {f"{prefix}{key}": one for key, one in entries.items()}
-
-    return FieldKeys(tuple(f"{prefix}{key}" for key in row.keys), write, row.words)
+ON_HOST = ("offload_optimizer", "offload_params")
 
 
 def _flags() -> FieldTable:
     """Accelerate's own keys for a DeepSpeed file that is not there."""
+    flags = {key: f"deepspeed_config.{flag}" for key, flag in accelerate_keys.FLAGS.items()}
+    rows = {field: deepspeed.SHARED[field] for field in ("zero_stage", "grad_accum", *ON_HOST)}
+    return {field: _renamed(row, flags.get) for field, row in rows.items()}
 
-    def flags(row: FieldKeys) -> FieldKeys:
-        def write(value: Any, values: Values) -> Entries | None:
-            entries = row.write(value, values) or {}
-            known = accelerate_keys.FLAGS
-            return {f"deepspeed_config.{known[key]}": one for key, one in entries.items() if key in known}
 
-        return FieldKeys(row.keys, write, row.words)
+def _renamed(row: FieldKeys, name: Callable[[str], str | None]) -> FieldKeys:
+    """A row whose keys have other names; one without a name is left out."""
 
-    return {
-        field: flags(row) for field, row in deepspeed.SHARED.items()
-        if field in ("zero_stage", "offload_optimizer", "offload_params", "grad_accum")
-    }  # fmt: skip
+    def write(value: Any, values: Values) -> Entries | None:
+        entries = row.write(value, values)
+        return None if entries is None else {new: one for key, one in entries.items() if (new := name(key))}
+
+    return FieldKeys(tuple(filter(None, map(name, row.keys))), write, row.words)
 
 
 def sayable(theirs: Sequence[TheirFile], values: Values) -> frozenset[str]:
