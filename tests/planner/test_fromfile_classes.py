@@ -152,10 +152,15 @@ ELSEWHERE = ("megatron_lm_config.some_", "compile.components", "do_train", *llam
 """Keys that ask for nothing in a file of LEAST, whatever their value, or for no training, or set options in it."""
 
 
+def _asking(said: Meaning) -> Any:
+    """A value at which a key asks for something: being off is one where it rests when it is on."""
+    return False if any(one is True for one in said.rest) else 3 if said.rest else True
+
+
 def keys_of(name: str, *kinds: str) -> list[tuple[str, Meaning, Any]]:
     """A key for each pattern of a format's classes, what it means, and a value at which it asks for something."""
     table = classes(FORMATS[name].KEYS)
-    drawn = [(pattern.replace("*", "some_"), said, 3 if said.rest else True) for pattern, said in table]
+    drawn = [(pattern.replace("*", "some_"), said, _asking(said)) for pattern, said in table]
     return [
         one for one in drawn if one[1].kind in kinds and one[0] not in ELSEWHERE and meaning(table, one[0]) == one[1]
     ]

@@ -14,6 +14,7 @@ from test_fromfile import read_table
 
 from planner.ask.fromfile import merge
 from planner.ask.fromfile.merge import Merged
+from planner.basics.errors import PlannerError
 from planner.spec import presets
 
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -170,3 +171,10 @@ def test_adapted_modules_of_a_pattern_with_a_wrapper_are_spelt_out() -> None:
     pattern = r"model.layers.[\d]+.(_checkpoint_wrapped_module.)?(mlp|self_attn).(up|down|q)_proj"
     one = adapted("meta-llama/Llama-3.2-1B", lora_target_modules=pattern)
     assert one.given["lora_targets"] == "up_proj,down_proj,q_proj"
+
+
+@pytest.mark.parametrize(("name", "form"), [("nvidia/Qwen3-30B-A3B-NVFP4", "NVFP4"), ("x/Llama-3-8B-AWQ", "AWQ")])
+def test_a_base_in_a_format_of_its_own_is_refused_by_that_name(name: str, form: str) -> None:
+    with pytest.raises(PlannerError, match=f"is a base in a format of its own, {form}.*--model NAME"):
+        axolotl(name)
+    assert axolotl(name, {"model": "qwen3-30b-a3b"}).given["model"] == "qwen3-30b-a3b"

@@ -21,6 +21,8 @@ SUFFIX = re.compile(
     r"[-_.](hf|instruct|chat|base|it|pt|sft|bf16|fp16|4bit|bnb|nf4|unsloth|preview|v\d+(\.\d+)*|\d{4})$",
 )
 """What mirrors and tuned versions add to a name without changing a size."""
+OWN_FORMAT = re.compile(r"[-_](aqlm|awq|gptq|nvfp4)(?![a-z])", re.IGNORECASE)
+"""What checkpoints of quantised weights have in their names."""
 
 
 def find(names: str | Sequence[str], beside: str, folders: Folders) -> tuple[str, str]:
@@ -43,6 +45,10 @@ def find(names: str | Sequence[str], beside: str, folders: Folders) -> tuple[str
                 return preset, alike
             if (preset := known.get(shorter)) is not None:
                 return preset, "by its name: the sizes are the preset's"
+    if (form := OWN_FORMAT.search(wanted[-1])) is not None:
+        rule = f"is a base in a format of its own, {form[1].upper()}"
+        fix = "Say what stands in for it: --model NAME with --method lora (a base of 16 bits) or qlora (of 4)"
+        raise PlannerError(f"{beside}: model", " or ".join(wanted), rule, fix)
     rule = "is not a model preset's name or source"
     fix = "Say which it is: --model NAME (planner presets models lists them), or a config.json"
     raise PlannerError(f"{beside}: model", " or ".join(wanted), rule, fix)
