@@ -45,6 +45,13 @@ RULES = (
         sentence=lambda case: "rows that are made for other tools hold no images",
         fix=lambda case: "Plan without image_tokens",
     ),
+    Rule(
+        name="training alone",
+        field="validation_data",
+        holds=lambda case: case.job.recipe.validation_data is None,
+        sentence=lambda case: "rows are made for other tools of the training data alone",
+        fix=lambda case: "Plan without validation_data",
+    ),
 )
 
 

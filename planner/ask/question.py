@@ -212,9 +212,10 @@ def _towers(question: Question) -> tuple[str, ...]:
             f"{images} tokens of each sequence are images', {images * towers.patches} patches of the tower ({size}). "
             f"The tower and its projector, {held:,} parameters, stay frozen, and the trainer here has no images yet",
         )
+    attention = ", attention to images" if described is not None and described.idle_layers else ""
     return (
-        f"{question.model.name} has {held:,} parameters outside its text model (vision tower, projector). The plan "
-        "trains on text: they take memory and stay frozen, and images are counted with --image-tokens alone",
+        f"{question.model.name} has {held:,} parameters outside its text model (vision tower, projector{attention}). "
+        "The plan trains on text: they take memory and stay frozen, and images are counted with --image-tokens alone",
     )
 
 

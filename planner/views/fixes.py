@@ -73,7 +73,7 @@ LESS = ("micro_batch_size", "overlap_comm")
 BUFFERS = ("Buffers for what is sent or gathered are smaller.", "Larger buffers send and gather less often.")
 FOLLOWING = {
     "engine": ("zero_stage", "dp_shard", "reshard_after_forward", "overlap_comm", "optimizer_implementation"),
-    "gpus": ("dp_shard",),
+    **dict.fromkeys(("gpus", "tp", "cp", "pp"), ("dp_shard",)),
     "zero_stage": ("overlap_comm", "reshard_after_forward"),
     "method": ("precision", "optimizer_implementation"),
     "optimizer": ("optimizer_implementation",),

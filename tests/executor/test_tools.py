@@ -18,15 +18,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from kept import record
 from test_cli import assert_refused, run, write
 from test_rundir import make_plan
 
 from executor.backends.tool_backend import ENGINES, ToolBackend
 from executor.backends.tools import TOOLS
-from executor.folder import rundir, toolpoints
+from executor.folder import joining, rundir, toolpoints
 from executor.folder.checkpoint_policy import CheckpointSchedule
+from executor.hosts import node
 from executor.preflight import preflight
-from executor.run import attempts, prepare
+from executor.run import attempts, prepare, resume, slurm_run
 from executor.run.launch import worker_arguments
 from executor.worker import toolinputs
 from executor.worker.data.data import open_rows, order_of
@@ -239,3 +241,44 @@ def test_a_run_folder_of_a_tool_resumes_from_the_tools_checkpoint(tmp_path: Path
     assert attempts.newest(tmp_path) == attempts.ResumePoint(None, 0)
     place = made(tmp_path / "output", 5, plan.layout.world_size)
     assert attempts.newest(tmp_path) == attempts.ResumePoint(place, 5)
+
+
+def test_a_tools_run_resumes_in_its_own_layout_alone_and_is_not_exported(tmp_path: Path) -> None:
+    plan = planned()
+    rundir.create(tmp_path, plan, {})
+    rundir.write_json(tmp_path / attempts.ASKED, attempts.RunRequest(tool="trl"))
+    rundir.write_json(tmp_path / "mesh" / "rank-0.json", {"script": "trl", "world_size": 2})
+    made(tmp_path / "output", 5, plan.layout.world_size)
+    options, place = resume.going(tmp_path, resume.planned(tmp_path, None), lambda _: None)
+    assert (options.tool, options.resume, place.step) == ("trl", tmp_path / "output" / "checkpoint-5", 5)
+    with pytest.raises(PlannerError, match="is another layout than that of the checkpoints of trl"):
+        resume.planned(tmp_path, planned(Layout(engine="fsdp2", dp_shard=2, zero_stage=3)))
+    rundir.keep_record(tmp_path, record("completed", 0))
+    assert_refused(run("export", tmp_path, tmp_path / "model", cwd=tmp_path), 2, "trl trained it")
+
+
+@pytest.mark.parametrize("tool", ["", "trl"])
+def test_a_host_that_does_not_see_the_folder_keeps_no_checkpoints_of_a_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str
+) -> None:
+    class Link:
+        stops: list[int] = []  # noqa: RUF012  # as the connection has it
+        told: list[dict[str, object]] = []  # noqa: RUF012
+
+        def say(self, message: dict[str, object], _: bytes = b"") -> None:
+            self.told.append(message)
+
+    joining_file = msgspec.json.encode(
+        joining.Joining(run_id="r", plan_hash="p", version="1", code="c", port=1, tool=tool)
+    ).decode()
+    monkeypatch.setattr(node.join, "prepared", lambda *_: pytest.fail("it got that far", pytrace=False))
+    asked = {
+        "kind": "node", "node": 0, "host": "red", "run_id": "r", "folder": str(tmp_path / "elsewhere"),
+        "files": {joining.JOIN: joining_file}, "master": "a:1", "place": str(tmp_path / "runs"), "kept": "r",
+    }  # fmt: skip
+    with pytest.raises(PlannerError if tool else pytest.fail.Exception, match="share" if tool else "that far"):
+        node.answer(asked, Link())  # type: ignore[arg-type]
+
+
+def test_a_job_that_slurm_starts_again_is_trained_by_the_same_tool(tmp_path: Path) -> None:
+    assert slurm_run.again_words(planned(), prepare.RunOptions(tmp_path, 1, tool="trl")) == ("--with=trl",)

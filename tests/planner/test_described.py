@@ -72,6 +72,21 @@ def test_what_a_described_model_cannot_be_planned_with_is_refused(option: tuple[
     assert "is an imported model" in text
 
 
+@pytest.mark.parametrize("layout", ["engine=deepspeed,zero_stage=1,dp_shard=8", "engine=fsdp2,dp_shard=8"])
+def test_weights_of_several_layers_are_whole_on_each_rank(raw: bytes, tmp_path: Path, layout: str) -> None:
+    found = msgspec.json.decode(raw)
+    found["described"]["shared"] = ["model.layers.*.mlp.up_proj.weight"]
+    model = tmp_path / "model.json"
+    model.write_bytes(msgspec.json.encode(found))
+    of_another, of_several = (
+        CliRunner().invoke(planner, ["recommend", "--model", str(one), "--gpus", "8", "--why-not", layout]).output
+        for one in (FIXTURE, model)
+    )
+
+    assert "have the same weights" in " ".join(of_several.split())
+    assert "have the same weights" not in " ".join(of_another.split())
+
+
 @pytest.mark.usefixtures("without_torch")
 def test_an_unknown_family_without_torch_says_what_to_run(tmp_path: Path) -> None:
     config = tmp_path / "config.json"

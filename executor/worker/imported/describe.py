@@ -137,7 +137,11 @@ def describe(
         raise NotDescribed(f"{layer_key(text)} is {count}, and its longest list of layers has {len(layers)}")
     every_kind = kinds_of(layers, text)
     places = places_of(every_kind)
-    idle = _idle(build, *few_layers(configured, build, whole, places)) if len(places) > 1 else frozenset()
+    idle = frozenset[str]()
+    if len({type(layer) for layer in layers}) > 1:
+        some = few_layers(configured, build, whole, places)[0]
+        with fake_device(cuda=False):
+            idle = _idle(build(some, torch.bfloat16))
     kinds = [kind for kind, layer in zip(every_kind, layers, strict=True) if type(layer).__name__ not in idle]
     places = {kind: place for kind, place in places.items() if kind in kinds}
     names = names_of(whole, path, places, idle)
@@ -217,14 +221,12 @@ def _names_by_unit(model: Any, spots: Mapping[str, int], idle: Collection[str]) 
     return names_of(model, layers_of(model)[0], spots, idle)
 
 
-def _idle(build: Callable[..., Any], few: Any, spots: Mapping[str, int]) -> frozenset[str]:
+def _idle(model: Any) -> frozenset[str]:
     """Classes of the layers that text alone leaves out, such as those of attention to images."""
-    with fake_device(cuda=False):
-        model = build(few, torch.bfloat16)
-        try:
-            ran = record(model, 2, UNIT, autocast=False, gradients=False).given
-        except CodeFails:
-            return frozenset()
+    try:
+        ran = record(model, 2, UNIT, autocast=False, gradients=False).given
+    except CodeFails:
+        return frozenset()
     classes = [type(layer).__name__ for layer in layers_of(model)[1]]
     return frozenset(classes) - {classes[place] for _, place in ran}
 
