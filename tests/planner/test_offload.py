@@ -246,7 +246,7 @@ def test_only_the_first_forward_of_a_step_gathers_over_all_ranks_under_hpz():
     ("one", "sentence"),
     [
         (case(engine="ddp", dp_replicate=8, offload_optimizer=True), "ddp engine keeps nothing in host memory"),
-        (case(engine="ddp", dp_replicate=8, offload_activations=True), "engine deepspeed, fsdp2 or single"),
+        (case(engine="nanotron", dp_replicate=8, offload_activations=True), "engine ddp, deepspeed, fsdp2 or single"),
         (case(engine="megatron", dp_replicate=8, offload_optimizer=True), "megatron engine keeps nothing"),
         (case(engine="nanotron", dp_replicate=8, zero_secondary_shard=4), "at stage 3"),
         (fsdp(offload_optimizer=True), "weights, gradients and optimizer together"),

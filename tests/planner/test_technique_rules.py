@@ -370,7 +370,7 @@ def test_what_goes_to_host_memory_is_what_the_engine_offers() -> None:
     able = {
         "offload_optimizer": states,
         "offload_params": states,
-        "offload_activations": states - {"deepspeed-ulysses"} | {"single"},
+        "offload_activations": states - {"deepspeed-ulysses"} | {"single", "ddp"},
     }
     for field, engines in able.items():
         rule = named(OFFLOAD, f"{field} not offered by the engine")
