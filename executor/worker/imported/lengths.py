@@ -173,7 +173,8 @@ def _lengths(runs: _Forwards, multiple: int, unit: int) -> RecordedLengths:
     try:
         runs.foretell(lengths, unit * FAR_LOOPED)
     except NotDescribed as error:
-        raise (OverPositions if multiple == 1 else NotDescribed)(str(error)) from None
+        of_positions = (multiple, unit) == (1, UNIT_LOOPED)
+        raise (OverPositions if of_positions else NotDescribed)(str(error)) from None
     return RecordedLengths(multiple, _points(lengths, unit * BEYOND), True)
 
 
