@@ -9,7 +9,7 @@ import re
 from math import prod
 from typing import Any
 
-from executor.worker.model.layers import decoder_config
+from executor.worker.model.layers import decoder_config, layer_key
 from planner.spec import ModelSpec, Moe
 from planner.spec.described import Described
 
@@ -29,7 +29,7 @@ def spec_of(name: str, raw: dict[str, Any], config: Any, described: Described) -
     return ModelSpec(
         name=re.sub(r"[^\w.-]", "-", name) or "model",
         family=str(raw["model_type"]),
-        layers=sum(count for _, count in described.runs),
+        layers=int(getattr(text, layer_key(text))) - described.idle_layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads if heads % kv_heads == 0 else heads,

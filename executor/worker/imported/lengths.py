@@ -48,6 +48,10 @@ BEYOND, FAR_LOOPED = 9, 17
 LOOPS = "its loops over a sequence are not recorded over tensor ranks"
 
 
+class OverPositions(NotDescribed):
+    """A loop over single positions is not described, at whatever multiple of them."""
+
+
 class RecordedLengths(NamedTuple):
     """What lengths must be a multiple of, the batches and lengths to record, and whether operations grow in number."""
 
@@ -83,6 +87,8 @@ def lengths_of(model: Any) -> RecordedLengths:
     def found(multiple: int, unit: int) -> RecordedLengths | None:
         try:
             return _lengths(runs, multiple, unit)
+        except OverPositions:
+            raise
         except NotDescribed as error:
             refusals.append(error)
             return None
@@ -164,7 +170,11 @@ def _lengths(runs: _Forwards, multiple: int, unit: int) -> RecordedLengths:
     lengths = [unit * one for one in LOOPED]
     if not all(runs.count(one) < runs.count(other) for one, other in pairwise(lengths)):
         raise NotDescribed(f"its operations at {lengths} positions do not grow in number with the length")
-    runs.foretell(lengths, unit * FAR_LOOPED)
+    try:
+        runs.foretell(lengths, unit * FAR_LOOPED)
+    except NotDescribed as error:
+        of_positions = (multiple, unit) == (1, UNIT_LOOPED)
+        raise (OverPositions if of_positions else NotDescribed)(str(error)) from None
     return RecordedLengths(multiple, _points(lengths, unit * BEYOND), True)
 
 
