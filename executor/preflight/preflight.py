@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,10 +89,12 @@ def check_software(layout: Layout, job: TrainingJob) -> None:
 
 def check_tool(word: str) -> str:
     """The tool that is to train a plan is installed here, in a release whose keys its file has."""
+    from importlib import metadata  # which takes long to load, and most commands ask for no version
+
     tool = TOOLS[word]
     try:
-        found = version(tool.package)
-    except PackageNotFoundError:
+        found = metadata.version(tool.package)
+    except metadata.PackageNotFoundError:
         raise PlannerError(
             "--with", word, "is not installed here", f"Run {tool.install}", exit_code=PREFLIGHT
         ) from None

@@ -7,6 +7,7 @@ Not here: a run (tests/cluster/test_tool.py), or the files' words (tests/planner
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from importlib.util import find_spec
 from itertools import islice, product
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_a_tool_that_is_missing_or_of_another_release_is_refused_with_its_comman
         with pytest.raises(PlannerError, match=f"--with={word}: is not installed here. Run pip install ") as refused:
             preflight.check_tool(word)
         assert refused.value.exit_code == 3 and tool.install in refused.value.sentence
-    monkeypatch.setattr(preflight, "version", lambda _: "1.140.0")
+    monkeypatch.setattr(metadata, "version", lambda _: "1.140.0")
     if tool.releases:
         with pytest.raises(PlannerError, match=r"is 1\.140\.0 here, and the file is written for 1\.14"):
             preflight.check_tool(word)
