@@ -34,6 +34,8 @@ DEPTH = 64
 """Deepest nesting: files people have reach 12 (plans)."""
 ALIASED = 100_000
 """Most values of a YAML file, each counted as often as an alias repeats it."""
+MERGED = "<<"
+"""YAML's key of a table that is merged in, which may come several times."""
 
 FilePath = str | os.PathLike[str]
 
@@ -123,8 +125,8 @@ def read_json(raw: bytes) -> Any:
 
 
 def read_yaml(raw: bytes) -> Any:
-    """YAML (ValueError for what is none, is too deep, or repeats itself to more than ALIASED values by its aliases;
-    ImportError without PyYAML)."""
+    """YAML (ValueError for what is none, is too deep, has a key twice, or repeats itself to more than ALIASED values by
+    its aliases; ImportError without PyYAML)."""
     _check_yaml(raw)
     return msgspec.yaml.decode(raw)
 
@@ -156,18 +158,18 @@ def _check_yaml(raw: bytes) -> None:
     import yaml
 
     sizes: dict[str, tuple[int, int]] = {}  # by anchor: values in all, depth
-    open_nodes: list[list[Any]] = [[None, 0, 0]]  # anchor, values, depth of what is inside
+    open_nodes: list[list[Any]] = [[None, 0, 0, None]]  # anchor, values, depth of what is inside, keys of a table
     try:
         for event in yaml.parse(raw, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             if isinstance(event, yaml.CollectionStartEvent):
-                open_nodes.append([event.anchor, 1, 0])
+                open_nodes.append([event.anchor, 1, 0, _Keys() if isinstance(event, yaml.MappingStartEvent) else None])
                 sizes.pop(event.anchor, None)
                 if len(open_nodes) > DEPTH:
                     raise _too_deep()
                 continue
             anchor = None
             if isinstance(event, yaml.CollectionEndEvent):
-                anchor, values, deep = open_nodes.pop()
+                anchor, values, deep, _ = open_nodes.pop()
                 deep += 1
             elif isinstance(event, yaml.ScalarEvent):
                 anchor, values, deep = event.anchor, 1, 0
@@ -180,6 +182,8 @@ def _check_yaml(raw: bytes) -> None:
             if anchor is not None:
                 sizes[anchor] = values, deep
             outer = open_nodes[-1]
+            if outer[3] is not None:
+                outer[3].add(event.value if isinstance(event, yaml.ScalarEvent) else None)
             outer[1], outer[2] = outer[1] + values, max(outer[2], deep)
             if outer[1] > ALIASED:
                 raise ValueError(f"repeats itself by its aliases to more than {ALIASED} values")
@@ -187,6 +191,27 @@ def _check_yaml(raw: bytes) -> None:
                 raise _too_deep()
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
+
+
+class _Keys:
+    """The keys of a table, whose keys and values come by turns."""
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+        self.next_is_key = True
+
+    def add(self, text: str | None) -> None:
+        """The next of both (None: a list, a table or an alias); ValueError for a key that is there."""
+        if self.next_is_key and text is not None:
+            if text in self.found and text != MERGED:
+                raise twice(text)
+            self.found.add(text)
+        self.next_is_key = not self.next_is_key
+
+
+def twice(key: str) -> ValueError:
+    """What is wrong with a table that has a key twice."""
+    return ValueError(f"has the key {key[:40]!r} twice")
 
 
 def _check_kind(mode: int, path: FilePath) -> None:

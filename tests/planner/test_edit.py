@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from planner.ask.fromfile.files import decoded
-from planner.ask.tofile.edit import GONE, check_keys, set_keys
+from planner.ask.tofile.edit import GONE, set_keys
 from planner.basics.errors import PlannerError
 
 SEED = 7
@@ -129,12 +129,3 @@ def test_edits_look_as_a_person_would_make_them(name: str, text: str, changes: d
 def test_what_cannot_be_set_alone_is_refused(name: str, text: str, changes: dict[str, Any], told: str):
     with pytest.raises(PlannerError, match=told):
         set_keys(text, Path(name).suffix, changes, name)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("a.yaml", "a: 1\na: 2\n"), ("a.json", '{"b": {"a": 1,\t"a": 2}}'), ("a.yaml", "b: {c: {a: 1}, d: 2, d: 3}\n")],
-)
-def test_a_key_that_stands_twice_is_named(name: str, text: str):
-    with pytest.raises(PlannerError, match="stands there twice"):
-        check_keys(text, name)

@@ -382,7 +382,7 @@ def test_exit_codes_say_nothing_to_gain_hunks_and_too_large(tmp_path: Path, run:
         ("binary.yaml", bytes(range(256)), "is not UTF-8 text"),
         ("absent.yaml", None, "cannot be read"),
         ("run.sh", b"accelerate launch train.py", "is a command line"),
-        ("twice.yaml", AXOLOTL.encode() + b"micro_batch_size: 1\n", "stands there twice"),
+        ("twice.yaml", AXOLOTL.encode() + b"micro_batch_size: 1\n", "has the key 'micro_batch_size' twice"),
         ("strange.yaml", b"a: 1\n", "is not a configuration known here"),
         ("latin.yaml", "base_model: x # \u00e9\n".encode("latin-1"), "is not"),
         ("v1.yaml", b"model: Qwen/Qwen3-0.6B\nmodel_class: llm\n", "which is not changed here"),

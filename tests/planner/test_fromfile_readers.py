@@ -253,6 +253,16 @@ def test_a_bad_file_is_one_line(tmp_path: Any, text: str) -> None:
     assert "\n" not in found.value.sentence and len(found.value.sentence) <= 700
 
 
+@pytest.mark.parametrize("name", ["twice.json", "twice.yaml", "twice.toml"])
+def test_a_key_that_stands_twice_is_refused_by_name(tmp_path: Any, name: str) -> None:
+    text = {"json": '{"a": {"tp": 1, "tp": 2}}', "yaml": "a:\n  tp: 1\n  tp: 2\n", "toml": "[a]\ntp = 1\ntp = 2\n"}
+    path = tmp_path / name
+    path.write_text(text[name.partition(".")[2]])
+    with pytest.raises(PlannerError, match=r"twice|overwrite") as found:
+        fromfile.read(str(path))
+    assert "\n" not in found.value.sentence
+
+
 def test_a_file_of_100_mb_is_refused_before_it_is_read(tmp_path: Any) -> None:
     path = tmp_path / "config.yaml"
     with path.open("wb") as file:

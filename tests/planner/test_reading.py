@@ -68,6 +68,7 @@ DEEP = 100_000
         "yaml merges": (reading.read_yaml, b"a0: &a0 {k: 1}\n" + b"".join(
             b"a%d: &a%d {<<: [%s]}\n" % (n, n, b",".join([b"*a%d" % (n - 1)] * 9)) for n in range(1, 9))),
         "yaml of itself": (reading.read_yaml, b"a: &a [*a]"),
+        "yaml twice": (reading.read_yaml, b"b: {a: 1, c: {a: 2}, a: 3}"),
         "yaml of nothing": (reading.read_yaml, b"a: *b"),
         "yaml cut off": (reading.read_yaml, b"a: [1"),
         "yaml bytes": (reading.read_yaml, b"\xff\xfe\x00"),
@@ -89,6 +90,10 @@ def test_what_people_have_is_read() -> None:
     assert reading.read_yaml(b"a: &x {k: 1}\nb: {<<: *x, l: *x}\nc: [*x, *x]") == {
         "a": {"k": 1}, "b": {"k": 1, "l": {"k": 1}}, "c": [{"k": 1}, {"k": 1}],
     }  # fmt: skip
+    assert reading.read_yaml(b"- {a: 1, b: a}\n- {a: [a, a], b: {a: a}}\n") == [
+        {"a": 1, "b": "a"},
+        {"a": ["a", "a"], "b": {"a": "a"}},
+    ]
     assert reading.read_yaml(b"") is None
 
 

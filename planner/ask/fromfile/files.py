@@ -6,7 +6,7 @@ Not here: what its keys mean.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -78,11 +78,24 @@ def referenced(name: str, beside: str) -> Path:
     raise PlannerError(beside, None, f"names {name}, which is not a file beside it", "Put it there, or mend the path")
 
 
+def _once(pairs: Sequence[tuple[str, Any]]) -> None:
+    """Raise ValueError where a table has a key twice, of which readers of JSON take the last."""
+    found: set[str] = set()
+    for key, _ in pairs:
+        if key in found:
+            raise reading.twice(key)
+        found.add(key)
+
+
 def _decode(kind: str, raw: bytes) -> Any:
     if kind == "toml":
         return reading.read_toml(raw)
     if kind == "json":
-        return reading.read_json(raw)
+        import json
+
+        data = reading.read_json(raw)
+        json.loads(raw, object_pairs_hook=_once)
+        return data
     try:
         return reading.read_yaml(raw)
     except ImportError:

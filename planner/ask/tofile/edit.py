@@ -60,18 +60,6 @@ def _unsafe(path: str, keys: Sequence[str], rule: str) -> PlannerError:
 # -- YAML and JSON -----------------------------------------------------------------------------------------------------
 
 
-def check_keys(text: str, path: str) -> None:
-    """Refuse a YAML or JSON file that has a key twice (PlannerError): readers differ in which of them counts."""
-    nodes = [("", _composed(text, path))]
-    for prefix, node in nodes:
-        seen: set[str] = set()
-        for key, value in node.value if node.id == "mapping" else ():
-            if str(key.value) in seen:
-                raise PlannerError(f"{path}: {prefix}{key.value}", None, "stands there twice", "Keep one of them")
-            seen.add(str(key.value))
-            nodes.append((f"{prefix}{key.value}.", value))
-
-
 def _composed(text: str, path: str) -> Any:
     # A tab stands between JSON's signs only, where YAML has no room for it: a space has the same width.
     with refusing((ValueError, ImportError), path, None, "cannot be edited", "Change it by hand"):

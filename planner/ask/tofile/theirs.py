@@ -19,7 +19,7 @@ from planner.ask.fromfile import deepspeed as deepspeed_keys
 from planner.ask.fromfile import torchtitan as torchtitan_keys
 from planner.ask.fromfile.sheet import OptionLine, Sheet
 from planner.ask.tofile import accelerate, deepspeed, torchtitan, trainer
-from planner.ask.tofile.edit import GONE, check_keys, set_keys
+from planner.ask.tofile.edit import GONE, set_keys
 from planner.ask.tofile.fields import Values
 from planner.ask.tofile.table import Entries, FieldKeys, FieldTable, inverted, plain, without, words
 from planner.basics.errors import PlannerError, refusing
@@ -56,8 +56,6 @@ def read_theirs(paths: Sequence[str]) -> tuple[TheirFile, ...]:
             text = raw.decode()
         table = files.decoded(path, raw)
         kind = format_of(path, table)
-        if Path(path).suffix.lower() != ".toml":
-            check_keys(text, path)
         one = TheirFile(path, raw, text, kind.NAME, kind in LAUNCHERS, Sheet(kind.NAME, path, table).data)
         if one.real in found:
             raise PlannerError("file", path, "is given twice", "Give each file once")
