@@ -54,6 +54,7 @@ EXCEPTIONS: dict[str, str] = {
     "executor/system/processes.py:_others": KERNEL,
     "executor/system/processes.py:said": KERNEL,
     "executor/system/sources.py:sources": PACKAGED,
+    "planner/basics/output.py:_check_unchanged": "a file that was read within bounds, compared with what it held then",
     "executor/worker/checkpoints/fetching.py:_sent": "reads parts of a size that the checkpoint's manifest says",
     "executor/worker/checkpoints/shards.py:load": CHECKED,
     "executor/worker/checkpoints/shards.py:read_pieces": CHECKED,

@@ -172,7 +172,8 @@ def test_a_dry_run_shows_the_plans_own_variables_where_the_framework_is_missing(
     (tmp_path / "site" / "sitecustomize.py").write_text(hide)
     path = os.pathsep.join([str(tmp_path / "site"), str(PROJECT)])
     before = sorted(tmp_path.rglob("*"))
-    done = run("run", far_plan, "--dry-run", cwd=tmp_path, PYTHONPATH=path, CUDA_VISIBLE_DEVICES="")
+    alone = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = run("run", far_plan, "--dry-run", cwd=tmp_path, **alone)
 
     assert done.returncode == 0, done.stderr
     shown, _, unchecked = done.stdout.partition("# different on this machine, or not checked here:")

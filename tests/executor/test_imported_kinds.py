@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_imported import SPLITS
 from torch import nn
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -27,6 +26,7 @@ from executor.worker.trace.trace import trace
 from planner.spec import Layout, TrainingJob
 from planner.spec.job import Precision
 from scripts.trace_pairs import planned
+from tests.executor.test_imported import SPLITS
 
 SHARING = ["sliding_attention"] * 3 + ["full_attention"] + ["sliding_attention"] * 2 + ["full_attention"]
 CONFIGS: dict[str, dict[str, Any]] = {
