@@ -134,26 +134,33 @@ def test_a_damaged_config_is_refused_and_nothing_is_written(text: str, tmp_path:
     assert not out.exists()
 
 
-def test_import_writes_a_model_that_the_planner_reads_and_nothing_of_the_folder_runs(tmp_path: Path) -> None:
-    folder, out = tmp_path / "mine", tmp_path / "model.json"
+SMALL_ONE = {"model_type": "olmo2", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,
+             "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def imported_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `executor import` wrote of a folder with SMALL_ONE and code, which leaves a file where it runs."""
+    folder = tmp_path_factory.mktemp("import") / "mine"
     folder.mkdir()
-    small_one = {"model_type": "olmo2", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
-                 "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128}  # fmt: skip
-    code = {"auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
-    (folder / "config.json").write_text(json.dumps(small_one | code))
-    (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-
+    out = folder.parent / "model.json"
+    (folder / "config.json").write_text(json.dumps(SMALL_ONE))
+    (folder / "code.py").write_text(f"open({str(folder.parent / 'ran')!r}, 'w')")
     result = CliRunner().invoke(executor, ["import", str(folder), "-o", str(out)])
-
     assert result.exit_code == 0, result.output
-    model = read_described(out)
+    return out
+
+
+def test_import_writes_a_model_that_the_planner_reads_and_nothing_of_the_folder_runs(imported_file: Path) -> None:
+    model = read_described(imported_file)
     assert (model.name, model.family, model.layers, model.hidden) == ("mine", "olmo2", 3, 64)
     assert model.described is not None
     assert set(model.described.units["layer"].programs) == {
         f"{variant}-{device}" for variant in describing.VARIANTS for device in describing.DEVICES
     }
-    assert not (tmp_path / "ran").exists()
-    assert msgspec.json.decode(out.read_bytes())["schema"] == "model/1"
+    assert not (imported_file.parent / "ran").exists()
+    assert msgspec.json.decode(imported_file.read_bytes())["schema"] == "model/1"
 
 
 CODE = """
@@ -241,6 +248,21 @@ def test_sizes_that_cannot_be_are_refused_with_the_file_that_says_them(
     assert said in refusal.value.sentence
 
 
+def test_what_was_imported_before_is_read_and_nothing_is_started(
+    imported_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(importing, "MODULE", "no.such.module")
+    importing.cache().mkdir(parents=True)
+    (importing.cache() / f"{importing.digest(SMALL_ONE)}.json").write_bytes(imported_file.read_bytes())
+
+    found = model_spec(SMALL_ONE, tmp_path / "config.json", "yours")
+    assert found == msgspec.structs.replace(read_described(imported_file), name="yours")
+    with pytest.raises(PlannerError, match="is not a family planned here"):
+        model_spec(SMALL_ONE | {"hidden_size": 128}, tmp_path / "config.json", "mine")
+
+
+@pytest.mark.long
 def test_a_model_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     raw = {"model_type": "arcee", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
