@@ -71,6 +71,7 @@ def test_bytes_between_hosts_are_counted(pair: TestHosts) -> None:
     assert blue.run("sh", "-c", "setsid python3 /root/listen.py > /root/heard 2>&1 &").returncode == 0
     until(lambda: blue.listens(5000), "blue to listen")
     assert red.run("python3", "-c", sending).returncode == 0
+    until(lambda: (blue.home / "heard").read_text().strip() == "200000", "blue to have all of it")
     assert red.sent_bytes() - before >= 200_000
 
 
