@@ -33,6 +33,7 @@ from executor.measure import trace as traces
 from executor.worker.imported import describe as describing
 from executor.worker.imported.describe import config_of, describe
 from executor.worker.imported.facts import spec_of
+from executor.worker.imported.lengths import RecordedLengths, lengths_on_all
 from executor.worker.imported.record import NotDescribed
 from executor.worker.trace.trace import trace
 from planner.basics.command import INTERRUPTED
@@ -274,3 +275,26 @@ def test_a_model_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(PlannerError, match="is not a family planned here"):
         model_spec(raw | {"hidden_size": 128}, tmp_path / "config.json", "mine")
     assert len(list((tmp_path / "meshwright" / "models").iterdir())) == 1
+
+
+def test_lengths_of_every_device_are_those_of_the_widest_multiple(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention of values that are narrower than queries pads a result on a GPU alone, to 32 rows."""
+    monkeypatch.setattr(describing, "VARIANTS", {"pure": describing.VARIANTS["pure"]})
+    raw = {"model_type": "deepseek_v3", "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 3,
+           "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32,
+           "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "vocab_size": 300,
+           "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+           "moe_intermediate_size": 32, "first_k_dense_replace": 1}  # fmt: skip
+
+    assert describe(raw).multiple_of == 32
+
+
+@pytest.mark.parametrize("change", ["multiple", "loops", "points"])
+def test_lengths_that_no_multiple_joins_are_refused(change: str) -> None:
+    points = ((2, 32), (3, 32), (4, 4000))
+    cpu, cuda = RecordedLengths(1, points, False), RecordedLengths(32, (*points[:-1], (4, 3999)), False)
+    assert lengths_on_all([cpu, cuda]) == lengths_on_all([cuda, cpu]) == cuda
+
+    other = {"multiple": 48, "loops": True, "points": ((2, 64), *points[1:])}[change]
+    with pytest.raises(NotDescribed, match="on a CPU than on a GPU"):
+        lengths_on_all([cpu, cuda, cuda._replace(**{change: other})])

@@ -24,7 +24,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from executor.worker.imported.lengths import DYNAMIC, UNIT, RecordedLengths, lengths_of, recordings
+from executor.worker.imported.lengths import DYNAMIC, UNIT, RecordedLengths, lengths_of, lengths_on_all, recordings
 from executor.worker.imported.operations import UnitProducts
 from executor.worker.imported.record import (
     CodeFails,
@@ -165,8 +165,7 @@ def describe(
     programs = {
         unit: {name: one for made in every for name, one in made.programs[unit].items()} for unit in first.programs
     }
-    if any(made.lengths != first.lengths for made in every):
-        raise NotDescribed("its lengths are others on a CPU than on a GPU")
+    lengths = lengths_on_all([made.lengths for made in every])
     if not any(step.weight for program in programs["tail"].values() for step in program.steps):
         raise NotDescribed("its head is no linear module that takes all tokens alike")
     units = {
@@ -184,7 +183,7 @@ def describe(
         units[TOWER] = DescribedUnit(weights=tuple(replace(one, use="unused") for one in weights[TOWER]), programs={})
     if weights[TOWER] and images:
         build = partial(build, padded=padded or first.padded)
-        small = Small(partial(build, few), first.lengths, spots, partial(_names_by_unit, idle=idle), experts)
+        small = Small(partial(build, few), lengths, spots, partial(_names_by_unit, idle=idle), experts)
         try:
             with uncollected():
                 towers, changed = seeing(
@@ -200,9 +199,9 @@ def describe(
         units=units,
         layer_class=next(one for layer in layers if (one := type(layer).__name__) not in idle),
         runs=tuple((kind, len(list(group))) for kind, group in groupby(kinds)),
-        multiple_of=first.lengths.multiple,
-        shortest=first.lengths.shortest,
-        longest=first.lengths.longest(text),
+        multiple_of=lengths.multiple,
+        shortest=lengths.shortest,
+        longest=lengths.longest(text),
         unused=every[-1].unused,
         towers=towers_of(whole, idle),
         seeing=towers,

@@ -110,6 +110,16 @@ def lengths_of(model: Any) -> RecordedLengths:
     return best
 
 
+def lengths_on_all(found: Sequence[RecordedLengths]) -> RecordedLengths:
+    """The lengths at which the sizes of every device are known: those of the largest multiple, where it is one of the
+    others too, as kernels of attention pad on a GPU alone."""
+    widest = max(found, key=lambda one: one.multiple)
+    for one in found:
+        if widest.multiple % one.multiple or one.loops != widest.loops or one.points[:-1] != widest.points[:-1]:
+            raise NotDescribed("its lengths are others on a CPU than on a GPU")
+    return widest
+
+
 def _chosen(config: Any) -> list[int]:
     """How many positions attention chooses: longer sequences are of another kind."""
     values = (value for key, value in vars(config).items() if CHOSEN.search(key) and type(value) is int)
