@@ -162,7 +162,9 @@ def _check_yaml(raw: bytes) -> None:
     try:
         for event in yaml.parse(raw, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             if isinstance(event, yaml.CollectionStartEvent):
-                open_nodes.append([event.anchor, 1, 0, _Keys() if isinstance(event, yaml.MappingStartEvent) else None])
+                open_nodes.append(
+                    [event.anchor, 1, 0, _KeysInTurn() if isinstance(event, yaml.MappingStartEvent) else None]
+                )
                 sizes.pop(event.anchor, None)
                 if len(open_nodes) > DEPTH:
                     raise _too_deep()
@@ -193,7 +195,7 @@ def _check_yaml(raw: bytes) -> None:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-class _Keys:
+class _KeysInTurn:
     """The keys of a table, whose keys and values come by turns."""
 
     def __init__(self) -> None:
