@@ -63,8 +63,7 @@ class AccelerateBackend:
 
     def environment(self, plan: Plan, folder: str) -> dict[str, str]:
         """The variables that Accelerate's launcher exports for this file."""
-        found = readable("accelerate", "Accelerate", folder, CONFIG)
-        return dict(sorted(found["environment"].items()))
+        return exported(folder, CONFIG)
 
     def expected_environment(self, plan: Plan) -> dict[str, str]:
         """The variables that decide how a run is split, as the plan has them."""
@@ -103,6 +102,12 @@ HARMLESS = frozenset(
 
 def _mixed_precision(plan: Plan) -> str:
     return "bf16" if plan.job.precision == "bf16" else "no"
+
+
+def exported(folder: str, file: str) -> dict[str, str]:
+    """The variables that Accelerate's launcher exports for a file of a folder."""
+    found = readable("accelerate", "Accelerate", folder, file)
+    return dict(sorted(found["environment"].items()))
 
 
 def _fsdp(plan: Plan) -> dict[str, object]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from executor.backends.accelerate import AccelerateBackend
-from executor.backends.common import read_back, readable
+from executor.backends.accelerate import AccelerateBackend, exported
+from executor.backends.common import read_back
 from executor.backends.launched import launched_by
 from executor.backends.tools import CONFIG, OUTPUT, TOOLS
 from planner.ask import tofile
@@ -111,10 +111,7 @@ class ToolBackend:
 
     def environment(self, plan: Plan, folder: str) -> dict[str, str]:
         """The variables that Accelerate's launcher exports for its file, where the plan has one."""
-        if not self._by_accelerate(plan):
-            return {}
-        found = readable("accelerate", "Accelerate", folder, LAUNCHER_FILE)
-        return dict(sorted(found["environment"].items()))
+        return exported(folder, LAUNCHER_FILE) if self._by_accelerate(plan) else {}
 
     def expected_environment(self, plan: Plan) -> dict[str, str]:
         """The same as the plan has them."""

@@ -26,7 +26,7 @@ ALONE = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "AXOLOTL_DO_NOT_TRACK": "1",
 }
-"""Nothing is fetched, and nobody is told."""
+"""The tool fetches nothing and reports to no service."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """`planner fix`: a diff of a person's own configuration files that makes the run fit, faster or cheaper.
 
-Loaded when it is called. Parses, asks, prints, writes. Not here: the changes (decide/fixing.py), or how they are told
+Loaded when it is called. Parses, asks, prints, writes. Not here: the changes (decide/fixing.py), or how they are shown
 (views/fixes.py).
 """
 

@@ -13,14 +13,14 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
+from ended import Ended
 
 from planner.ask import fromfile, tofile
 from planner.ask.fromfile import files, merge
-from planner.basics import command
 from planner.basics.errors import PlannerError
 from planner.basics.output import replace_all
 from planner.cli import fix, planner
@@ -129,25 +129,6 @@ FILES: dict[str, dict[str, str]] = {
     "swift": {"swift.yaml": SWIFT},
     "torchtitan": {"job.toml": TORCHTITAN},
 }
-
-
-class Ended(NamedTuple):
-    """How the command ended, and what it said."""
-
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """The command, as a process would end."""
-
-    def ended(*words: str) -> Ended:
-        code = command.exit_code(planner, words)
-        return Ended(code, *capsys.readouterr())
-
-    return ended
 
 
 def placed(folder: Path, texts: Mapping[str, str]) -> list[str]:

@@ -76,6 +76,15 @@ def read_table(name: str, data: dict[str, Any]) -> Understood:
     return sheet.close(classes(kind.KEYS))
 
 
+def assert_refused_unless(found: Understood, answered: dict[str, str] | None) -> None:
+    """A file that is refused in one line, and with these options (None: with none) is answered."""
+    with pytest.raises(PlannerError) as refused:
+        merge.merged(found, {"gpus": "8"})
+    assert len(refused.value.sentence) < 300
+    if answered is not None:
+        merge.merged(found, {"gpus": "8"} | answered)
+
+
 def written(folder: Path, text: str, name: str = "config.yaml") -> str:
     path = folder / name
     path.write_text(text)

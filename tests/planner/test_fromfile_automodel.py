@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from test_fromfile import read_table
+from test_fromfile import assert_refused_unless, read_table
 
 from planner.ask.fromfile import automodel, merge
 from planner.ask.fromfile.sheet import Understood
@@ -167,12 +167,7 @@ def test_chunks_follow_from_the_model_s_layers(
 def test_what_decides_is_refused_unless_an_option_answers(
     changes: dict[str, Any], answered: dict[str, str] | None
 ) -> None:
-    found = read(**changes)
-    with pytest.raises(PlannerError) as refused:
-        merge.merged(found, {"gpus": "8"})
-    assert len(refused.value.sentence) < 300
-    if answered is not None:
-        merge.merged(found, {"gpus": "8"} | answered)
+    assert_refused_unless(read(**changes), answered)
 
 
 def test_only_its_own_files_are_taken_for_automodel_s() -> None:

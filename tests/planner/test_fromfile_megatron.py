@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from test_fromfile import read_table
+from test_fromfile import assert_refused_unless, read_table
 
 from planner.ask import fromfile
 from planner.ask.fromfile import commandline, megatron, megatron_bridge, megatron_sizes, megatron_stages, merge
@@ -233,12 +233,7 @@ def test_what_runs_again(changes: dict[str, Any], means: dict[str, str], moved: 
 def test_what_decides_is_refused_unless_an_option_answers(
     changes: dict[str, Any], answered: dict[str, str] | None
 ) -> None:
-    found = read(**changes)
-    with pytest.raises(PlannerError) as refused:
-        merge.merged(found, {"gpus": "8"})
-    assert len(refused.value.sentence) < 300
-    if answered is not None:
-        merge.merged(found, {"gpus": "8"} | answered)
+    assert_refused_unless(read(**changes), answered)
 
 
 def test_a_command_line_names_its_script_and_its_ranks() -> None:

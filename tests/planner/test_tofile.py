@@ -9,20 +9,20 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from ended import Ended
 
 from executor.backends.common import read_back
 from planner.ask import fromfile, tofile
 from planner.ask.fromfile import commandline, merge, torchtitan
 from planner.ask.tofile.fields import FIELDS, values_of
 from planner.ask.tofile.text import NOTES, Line, json_of, yaml_of
-from planner.basics import command, reading
+from planner.basics import reading
 from planner.basics.errors import PlannerError
 from planner.basics.output import write_all
 from planner.basics.quoting import yaml_value
-from planner.cli import planner
 from planner.inventory import parameters
 from planner.spec.plan import Plan, encode_plan
 from tests.planner.written_plans import plan_of, plans
@@ -341,25 +341,6 @@ def test_pipeline_stages_are_refused_by_name_and_the_formats_that_say_them():
 
 
 # -- a command's manners -------------------------------------------------------------------------------------------
-
-
-class Ended(NamedTuple):
-    """How a command ended, and what it said."""
-
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """The command, as a process would end."""
-
-    def ended(*words: str) -> Ended:
-        code = command.exit_code(planner, words)
-        return Ended(code, *capsys.readouterr())
-
-    return ended
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def let_accelerate_take_a_gpus_path(state: Any) -> None:
 
 def let_trainer_take_16_bits(arguments: Any) -> None:
     """Let Transformers' Trainer, whose module of arguments this is, take bf16, which it refuses where it sees no GPU
-    unless it is told to shard nothing (transformers 5.23, training_args.py, `_validate_args`)."""
+    unless `use_cpu` is set (transformers 5.23, training_args.py, `_validate_args`)."""
     arguments.is_torch_bf16_gpu_available = lambda: True
 
 

@@ -82,7 +82,7 @@ def arguments(sheet: Sheet, beside: str = "") -> None:
 
 
 def layout(sheet: Sheet, layers: int, experts: bool) -> None:
-    """How ranks share a model of so many layers, and its numbers; the groups' sizes are read already."""
+    """Read how ranks share a model with this number of layers, and its number formats; group sizes are read before."""
     _sharded(sheet)
     _precision(sheet)
     _tensor(sheet)
@@ -115,7 +115,7 @@ def _sharded(sheet: Sheet) -> None:
 
 
 def _precision(sheet: Sheet) -> None:
-    """16-bit weights beside fp32 ones; fp16 keeps gradients in 16 bits unless it is told not to."""
+    """16-bit weights beside fp32 ones; fp16 keeps gradients in 16 bits unless a flag asks for fp32 ones."""
     if sheet.flag("bf16") and sheet.flag("fp16"):
         raise sheet.wrong("fp16", "cannot be together with bf16", "Keep one of the two")
     kind = "bf16" if sheet.flag("bf16") else "fp16" if sheet.flag("fp16") else "fp32"
