@@ -95,7 +95,7 @@ def seen_on(small: Small, formats: Formats, between: bool, device: str) -> SeenO
             model = small.build(dtype)
             try:
                 trained = list(small.names(model, small.spots)[TOWER]) if variant != "adapted" else ()
-                tower = tower_of(model, trained, autocast=autocast)
+                tower = tower_of(model, trained, autocast=autocast, checks=not towers)
                 runs = recordings(model, with_images(small.lengths), autocast=autocast)
             except CodeFails as error:
                 failed = error  # of a number format that its code does not take
@@ -118,9 +118,9 @@ def with_images(lengths: RecordedLengths) -> RecordedLengths:
     return lengths._replace(points=points)
 
 
-def tower_of(model: Any, order: Sequence[str], *, autocast: bool) -> Tower:
+def tower_of(model: Any, order: Sequence[str], *, autocast: bool, checks: bool) -> Tower:
     """A model's towers: all figures are linear in images' positions, by two recordings, exact at two more. They are
-    frozen, and trained as well where the `order` of their weights is given."""
+    frozen, and trained as well where the `order` of their weights is given, exact at one more where that `checks`."""
     pictures = pictures_of(model.config)
     assert pictures is not None
     weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -147,8 +147,8 @@ def tower_of(model: Any, order: Sequence[str], *, autocast: bool) -> Tower:
     moved = [float(sum(sum(bytes_of(run.operations[i])) for i in counted)) for run in runs]
     trained = again = None
     if order:
-        solve_last = _Solved(positions[1:])
-        passes = partial(_trained, model, every[1:], order, solve_last, precision)
+        few = slice(1, None if checks else 3)
+        passes = partial(_trained, model, every[few], order, _Solved(positions[few]), precision)
         trained = passes(nullcontext)
         again = passes(partial(recomputed, model)) if can_recompute(model) else None
     program = TowerProgram(
