@@ -1,8 +1,9 @@
 """A unit's forward on a tape, as a description of the model has it: each operation's storages, what autograd keeps of
 it, and what its backward makes.
 
-Linear modules are the planner's own (compute.py), since adapters, 4-bit weights and engines change them. Not here: the
-description itself (spec/described.py), or units that are written by hand (block.py, ends.py).
+Linear modules are the planner's own (compute.py), since adapters, 4-bit weights and engines change them; functions
+stand in for others (standins.py). Not here: the description itself (spec/described.py), or units that are written by
+hand (block.py, ends.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from planner.inventory import functions
 from planner.inventory.compute import Compute, ModelPass
+from planner.inventory.standins import ADAPTED, StandIn, stand_in
 from planner.inventory.tape import ACTIVATIONS, GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import ModelSpec
@@ -166,12 +169,50 @@ class Player:
 
     def run(self, steps: Sequence[Step], *, term: str = TEMPORARIES) -> None:
         """Play operations; what they make counts under `term` until the graph keeps it."""
-        for step in steps:
-            if step.weight:
+        standing = self._functions(steps)
+        made: dict[int, Tensor | None] = {}
+        for place, step in enumerate(steps):
+            for found in standing:
+                if found.first == place:
+                    made |= dict.fromkeys(found.inner) | self._play(found, steps)
+            if place in made:
+                self._stand_in(step, made[place])
+            elif step.weight:
                 self._linear(step, term)
             else:
                 self._operation(step, term)
             self.end(step)
+
+    def _functions(self, steps: Sequence[Step]) -> list[StandIn]:
+        """Functions that stand in for some of these operations."""
+        there = {step.weight for step in steps if step.weight}
+        taken = [names for names in ADAPTED if there.issuperset(names)]
+        taken = [names for names in taken if self.compute.functions(*(self.whole[name] for name in names))]
+        found = (stand_in(steps, names, len(self.places)) for names in taken)
+        return [one for one in found if one is not None]
+
+    def _play(self, found: StandIn, steps: Sequence[Step]) -> dict[int, Tensor | None]:
+        """Play a function where the first of its operations is, which has its input: what it makes, by operation."""
+        node = steps[found.first].node
+        assert node is not None and isinstance(node.reads[0], int)
+        x, whole = self.place(node.reads[0]), [self.whole[name] for name in found.weights]
+        weights, how = [self.compute.trained(weight) for weight in whole], self.compute.functions(*whole)
+        assert how is not None
+        if found.weights == functions.MLP:
+            results = [functions.gated_mlp(self.tape, x, weights, how)]
+        else:
+            results = functions.linears(self.tape, x, weights, how)
+        return dict(zip(found.results, results, strict=True))
+
+    def _stand_in(self, step: Step, result: Tensor | None) -> None:
+        """The place of an operation that a function stands in for: its result, or what is nowhere."""
+        if result is not None:
+            self.storages.append(result.storage)
+            self.places.append(result)
+            return
+        nothing = Storage(Size(), TEMPORARIES)
+        self.storages += [Storage(Size(), TEMPORARIES) for _ in (step.new or step.weight[:1])]
+        self.places += [Tensor(nothing, False, 0) for _ in (step.gives or step.weight[:1])]
 
     def end(self, step: Step) -> None:
         """Let go of what goes out of scope after an operation."""
