@@ -21,6 +21,7 @@ QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 OUT = ("self_attn.o_proj",)
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 """The linear modules of each function, by their paths in a layer (067b021, monkeypatch/lora_kernels.py)."""
+TAKEN = (*QKV, *OUT, *MLP)
 
 
 class AdapterFormats(NamedTuple):

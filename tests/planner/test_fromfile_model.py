@@ -68,8 +68,36 @@ def test_a_part_of_axolotls_functions_is_a_bound() -> None:
     assert less(one) == {"lora_mlp_kernel"}
 
 
-def test_axolotls_functions_on_an_imported_model_are_a_bound_where_they_find_its_modules() -> None:
-    assert less(adapted("allenai/Olmo-3-7B-Instruct-SFT")) == set(OWN)
+FOUND = ("google/gemma-2b", "mistralai/Ministral-8B-Instruct-2410", "swiss-ai/Apertus-8B-2509", "Qwen/Qwen3.5-27B")
+"""Imported models in which Axolotl puts its functions: all three, and of Apertus those of attention."""
+UNKNOWN = ("allenai/Olmo-3-7B-Instruct-SFT", "tiiuae/Falcon-H1-1.5B-Base", "Qwen/Qwen2-VL-7B-Instruct")
+"""Those at whose attention it stops."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_axolotls_functions_stand_in_an_imported_model_where_they_find_its_modules(name: str) -> None:
+    one = adapted(name)
+    assert one.given["runtime"] == "accelerate-ddp@axolotl"
+    assert not less(one)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_where_axolotl_stops_at_its_functions_a_model_is_planned_without_them(name: str) -> None:
+    for keys in ({}, {"lora_qkv_kernel": True}):
+        one = adapted(name, **keys)
+        assert one.given["runtime"] == "accelerate-ddp"
+        assert not set(OWN) & set(less(one))
+        stops = [key.why for key in one.found.ignored if key.key in OWN and "Axolotl stops at it" in key.why]
+        assert stops
+    alone = adapted("allenai/Olmo-3-7B-Instruct-SFT", lora_mlp_kernel=True)
+    assert less(alone) == {"lora_mlp_kernel"}  # attention's are off, and it runs
+
+
+def test_axolotls_functions_whose_places_are_not_known_are_a_bound() -> None:
+    assert less(adapted("google/gemma-4-31B")) == set(OWN)  # its attention is Axolotl's own
+    assert less(adapted("mistralai/Ministral-3-3B-Instruct-2512")) == set(OWN)  # Mistral's is written anew, not its own
+    linear = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"]
+    assert less(adapted("Qwen/Qwen3.5-27B", lora_target_modules=linear)) == {"lora_qkv_kernel"}
     assert not less(adapted("LiquidAI/LFM2-VL-450M"))  # out_proj, w1, w2 and w3 are no names of theirs
 
 
