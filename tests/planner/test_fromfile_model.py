@@ -111,6 +111,12 @@ def test_a_runtime_of_the_command_line_is_not_axolotls() -> None:
     assert less(one) == set(OWN)
 
 
+def test_parts_that_axolotl_puts_in_other_types_alone_change_nothing() -> None:
+    fused = {"flash_attn_fuse_mlp": True}
+    assert less(axolotl("stabilityai/stablelm-2-1_6b", flash_attn_rms_norm=True, **fused)) == set()
+    assert less(axolotl("meta-llama/Llama-3.2-1B", **fused)) == {"flash_attn_fuse_mlp"}
+
+
 # -- what waits on the host --------------------------------------------------------------------------------------------
 
 
@@ -175,6 +181,9 @@ def test_names_of_adapted_modules_mean_a_towers_too_and_a_pattern_does_not() -> 
     named = {"lora_target_modules": ["q_proj", "v_proj"]}
     assert merge.uncounted(adapted("google/gemma-3-4b-it", **named)).more == ("lora_target_modules",)
     assert merge.uncounted(adapted("meta-llama/Llama-3.2-1B", **named)).more == ()
+    assert merge.uncounted(adapted("Qwen/Qwen3.5-27B", **named)).more == ()  # its tower has no module of these names
+    every = {"lora_target_modules": None, "lora_target_linear": True}
+    assert merge.uncounted(adapted("Qwen/Qwen3.5-27B", **every)).more == ("lora_target_linear",)
     pattern = r"model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|q)_proj"
     assert merge.uncounted(adapted("google/gemma-3-4b-it", lora_target_modules=pattern)).more == ()
 

@@ -144,6 +144,8 @@ def _attention(sheet: Sheet) -> None:
         if sheet.flag(key) and sheet.says("attention") is None:
             trainer.attention(sheet, code, key)
         sheet.ignore(key, OFF if chosen is None else "attn_implementation says it")
+    # utils/schemas/deprecated.py, validate_flash_attn_rms_norm
+    sheet.ignore("flash_attn_rms_norm", "Axolotl stops where it is on, since it has it no longer. As where it is off")
 
 
 def _experts(sheet: Sheet) -> None:

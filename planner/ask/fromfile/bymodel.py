@@ -38,6 +38,11 @@ SEEN = ("image_tokens",)
 ROUNDED = "resize_token_embeddings_to_32x"
 """Axolotl's key of a table with a multiple of 32 rows (067b021, loaders/model.py, _resize_token_embeddings)."""
 
+FUSED_MLP = "flash_attn_fuse_mlp"
+FUSED_MLP_FAMILIES = ("llama", "llama4", "ernie4_5", "ernie4_5_moe")
+"""Axolotl's key of xformers' MLP, and the types that it knows it for (loaders/patch_manager.py,
+_apply_llama_flash_attn_patches)."""
+
 Account = tuple[list[OptionLine], tuple[Ignored, ...]]
 
 
@@ -47,7 +52,7 @@ def asks(lines: Sequence[OptionLine], ignored: Sequence[Ignored]) -> bool:
 
 
 def _means(one: Ignored) -> bool:
-    return bool(one.norm) or one.by == SEEN or one.key == ROUNDED or one.key in FUSED_ADAPTERS
+    return bool(one.norm) or one.by == SEEN or one.key in (ROUNDED, FUSED_MLP, *FUSED_ADAPTERS)
 
 
 def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpec, kind: str) -> Account:
@@ -72,8 +77,7 @@ def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpe
 
 def _targets(line: OptionLine, model: ModelSpec, kind: str) -> OptionLine:
     found = targets.of_model(line, model)
-    towers = model.described is not None and model.described.towers
-    if not towers or kind not in WITH_TOWERS or not line.keys or targets.is_pattern(str(line.value)):
+    if kind not in WITH_TOWERS or not line.keys or not targets.reach_towers(str(line.value), model):
         return found
     note = "not modelled: modules of its tower are adapted too"
     return msgspec.structs.replace(found, note="; ".join(filter(None, (found.note, note))), memory="more")
@@ -119,6 +123,8 @@ def _of_part(one: Ignored, model: ModelSpec) -> Ignored:
         return Ignored(one.key, one.value, f"{model.name} reads text alone", "none")
     if one.norm and model.described is None and one.norm != model.norm:
         return Ignored(one.key, one.value, f"{model.name} has no such part", "none")
+    if one.key == FUSED_MLP and model.family not in FUSED_MLP_FAMILIES:
+        return Ignored(one.key, one.value, f"Axolotl leaves the MLP of {model.name} as it is", "none")
     if one.key == ROUNDED and one.memory == "more" and model.vocab % 32 == 0:
         return Ignored(one.key, one.value, f"{model.name} has {model.vocab:,} rows, a multiple of 32", "none")
     return one
