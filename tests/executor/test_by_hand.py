@@ -33,6 +33,7 @@ from planner.parallelism.case import Case
 from planner.spec import Layout, Lora, ModelSpec, TrainingJob, presets
 from planner.spec.huggingface import config_dict
 from planner.spec.job import Method, Precision
+from planner.spec.layout import LIGER
 from scripts.trace_pairs import planned
 from tests.planner.families import SMALL, small, whole_model
 
@@ -53,6 +54,14 @@ EVERY = list(product(SMALL, PRECISIONS))
 IN_CI = Random(31).sample(EVERY, 2)
 ADAPTED = list(product([one for one in SMALL if one in REWRITTEN], ("lora", "qlora"), PRECISIONS, (0.0, 0.05)))
 ADAPTED_IN_CI = Random(33).sample(ADAPTED, 4)
+FUSED = list(
+    product(
+        ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"),
+        (("norm",), ("mlp",), ("rotary",), LIGER),
+        ("none", "full"),
+    )
+)
+FUSED_IN_CI = Random(34).sample(FUSED, 4)
 TRACED = list(product(SMALL, PRECISIONS, ("none", "full")))
 TRACED_IN_CI = Random(32).sample(TRACED, 1)
 
@@ -126,6 +135,26 @@ def test_axolotls_functions_hold_the_same_by_hand_and_imported(
         # Counts of experts, 32 bytes, live at other moments.
         assert own == pytest.approx(fullest(case(by_hand, job, *asked), beside=beside), rel=1e-6, abs=32)
     assert own < fullest(case(model, job, "full"), beside=beside) or by_hand.moe
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "recompute"),
+    [pytest.param(*one, marks=() if one in FUSED_IN_CI else pytest.mark.long) for one in FUSED],
+)
+def test_ligers_parts_hold_the_same_by_hand_and_imported(name: str, parts: tuple[str, ...], recompute: str) -> None:
+    by_hand, model = small(name), imported(name)
+    assert model.described is not None
+    job = TrainingJob(precision="pure-bf16", seq_len=model.described.longest or SEQ)
+    own, other, plain = (
+        fullest(replace(one, layout=replace(one.layout, liger=some)), beside=("loss",))
+        for one, some in (
+            (case(model, job, recompute), parts),
+            (case(by_hand, job, recompute), parts),
+            (case(model, job, recompute), ()),
+        )
+    )
+    assert own == pytest.approx(other, rel=1e-6)
+    assert own < plain or parts == ("rotary",)
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,16 @@ def test_liger_of_a_family_that_is_not_modelled_is_a_bound() -> None:
     assert axolotl("meta-llama/Llama-3.2-1B", **keys).given["liger"] == "norm"
 
 
+def test_ligers_parts_stand_in_an_imported_model_where_its_operations_are_found() -> None:
+    parts = {"liger_rms_norm": True, "liger_rope": True, "liger_glu_activation": True}
+    keys = {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_layer_norm": True, **parts}
+    one = axolotl("google/gemma-3-12b-it", **keys)
+    assert one.given["liger"] == "norm,rotary,mlp"
+    assert not less(one)
+    assert less(axolotl("google/gemma-3-12b-it", **keys, bf16=False, float32=True)) == set()
+    assert less(axolotl("google/gemma-4-31B", **keys)) == {*parts, "liger_layer_norm"}
+
+
 def test_an_imported_model_is_planned_at_the_next_length_that_it_is_described_at() -> None:
     one = axolotl("google/gemma-3-12b-it", sequence_len=8096)
     assert one.given["seq_len"] == 8192

@@ -16,6 +16,7 @@ from planner.ask.fromfile.functions import FUSED_ADAPTERS, of_functions
 from planner.ask.fromfile.sheet import Ignored, Memory, OptionLine
 from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.compute import LIGER_FAMILIES
+from planner.inventory.standins import LIGER_TYPES, has_liger
 from planner.spec import ModelSpec
 from planner.spec.described import Described, changes_logits
 from planner.spec.options import ALL_LINEAR
@@ -121,8 +122,8 @@ def _of_part(one: Ignored, model: ModelSpec) -> Ignored:
     towers = model.described is not None and model.described.towers
     if one.by == SEEN and not towers:
         return Ignored(one.key, one.value, f"{model.name} reads text alone", "none")
-    if one.norm and model.described is None and one.norm != model.norm:
-        return Ignored(one.key, one.value, f"{model.name} has no such part", "none")
+    if one.norm and (model.family in LIGER_TYPES if model.described else one.norm != model.norm):
+        return Ignored(one.key, one.value, f"{model.name} has no such part that is trained", "none")
     if one.key == FUSED_MLP and model.family not in FUSED_MLP_FAMILIES:
         return Ignored(one.key, one.value, f"Axolotl leaves the MLP of {model.name} as it is", "none")
     if one.key == ROUNDED and one.memory == "more" and model.vocab % 32 == 0:
@@ -132,7 +133,10 @@ def _of_part(one: Ignored, model: ModelSpec) -> Ignored:
 
 def _unmodelled(line: OptionLine, lines: Sequence[OptionLine], model: ModelSpec) -> tuple[str, Memory] | None:
     """Why this model is planned without an option, and what that does to memory; None where it is planned with it."""
-    if line.option == "liger" and (model.described is not None or model.family not in LIGER_FAMILIES):
+    replaced = model.family in LIGER_FAMILIES
+    if line.option == "liger" and model.described is not None:
+        replaced = has_liger(model, str(line.value).split(","), _numbers(lines))
+    if line.option == "liger" and not replaced:
         return "not modelled: fused kernels keep less", "less"
     if model.described is None:
         return None
@@ -146,6 +150,16 @@ def _unmodelled(line: OptionLine, lines: Sequence[OptionLine], model: ModelSpec)
     if line.option == "loss" and line.value != "whole" and changes_logits(model.described):
         return f"not modelled: {model.name} changes its logits before the loss; all are estimated", "less"
     return None
+
+
+def _numbers(lines: Sequence[OptionLine]) -> str:
+    """The number format that a file's layout computes in, as an imported model's programs are called."""
+    told = {line.option: line.value for line in lines}
+    if (named := {"pure-bf16": "pure", "fp32": "fp32"}.get(told.get("precision", ""))) is not None:
+        return named
+    if told.get("method", "full") != "full":
+        return "adapted"
+    return "mixed" if set(told.get("engine", ("ddp",))) & {"single", "ddp"} else "pure"
 
 
 def _attention(line: OptionLine, model: ModelSpec) -> tuple[str, Memory] | None:
