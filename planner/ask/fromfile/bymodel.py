@@ -159,7 +159,7 @@ def _numbers(lines: Sequence[OptionLine]) -> str:
         return named
     if told.get("method", "full") != "full":
         return "adapted"
-    return "mixed" if set(told.get("engine", ("ddp",))) & {"single", "ddp"} else "pure"
+    return "pure" if told.get("zero_stage") else "mixed"  # whatever shards has weights of 16 bits at hand
 
 
 def _attention(line: OptionLine, model: ModelSpec) -> tuple[str, Memory] | None:
