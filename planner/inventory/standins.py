@@ -155,7 +155,6 @@ def _gated(steps: Sequence[Step], made: list[set[int | str | None]], gate: int) 
             continue
         inner.add(place)
         if made[up] & reads:
-            reads = made[gate] | made[up]
             return StandIn((), place, frozenset(inner), (place,), "mlp", (*_places(made[gate]), *_places(made[up])))
         way |= made[place]
     return None
