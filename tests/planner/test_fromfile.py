@@ -22,8 +22,8 @@ from executor.backends.accelerate import AccelerateBackend
 from executor.backends.deepspeed import DeepSpeedBackend
 from planner.ask import fromfile, options
 from planner.ask.fromfile import files, hub, merge, torchrun
-from planner.ask.fromfile.functions import FUSED_ADAPTERS
 from planner.ask.fromfile.classes import classes
+from planner.ask.fromfile.functions import FUSED_ADAPTERS
 from planner.ask.fromfile.sheet import Sheet, Understood
 from planner.basics import command
 from planner.basics.errors import PlannerError
