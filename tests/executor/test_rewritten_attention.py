@@ -1,5 +1,5 @@
-"""Claims about Axolotl's functions of adapters: types whose attention has the lines that it looks for are those that the
-planner knows.
+"""Claims about Axolotl's functions of adapters: the planner knows the types whose attention has the lines that Axolotl
+looks for.
 
 Not here: what the functions hold (test_by_hand.py), or which keys put them in place (tests/planner/).
 """
