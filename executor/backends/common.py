@@ -247,6 +247,13 @@ TRAINER: tuple[Rule, ...] = (
         what="liger of split modules",
     ),
     _planned_alone(
+        "liger",
+        lambda case: not case.layout.liger or case.model.described is None,
+        "its kernels were looked at in families that are written by hand",
+        LEFT_OUT,
+        what="liger of imported models",
+    ),
+    _planned_alone(
         "compile",
         lambda case: case.layout.compile != "whole",
         "the trainer compiles layer by layer",

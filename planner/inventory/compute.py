@@ -324,11 +324,12 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
         return all(one is not None and not one.dropout and not one.dora for one in found)
 
     def functions(self, *weights: Weight) -> functions.AdapterFormats | None:
-        """How Axolotl's functions compute these linear modules, where all have adapters without magnitudes; None where
-        peft's modules do."""
+        """How Axolotl's functions compute these linear modules, where all are theirs and have adapters without
+        magnitudes; None where peft's modules do."""
         found = [self.adapter_of(weight) for weight in weights] if self.kernels.adapters == "functions" else [None]
+        theirs = all(weight.name in functions.TAKEN for weight in weights)
         lora = found[0]
-        if lora is None or None in found or lora.dora:
+        if lora is None or None in found or lora.dora or not theirs:
             return None
         return functions.AdapterFormats(
             lora, self.adapter_bytes, self.element_bytes, self.mask_share(self.element_bytes)

@@ -17,6 +17,12 @@ from planner.inventory.tape import Backward, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import Lora
 
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+OUT = ("self_attn.o_proj",)
+MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+"""The linear modules of each function, by their paths in a layer (067b021, monkeypatch/lora_kernels.py)."""
+TAKEN = (*QKV, *OUT, *MLP)
+
 
 class AdapterFormats(NamedTuple):
     """Bytes an element of adapters at rest and of what is computed, and the share that dropout's mask has of that."""

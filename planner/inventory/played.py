@@ -1,8 +1,9 @@
 """A unit's forward on a tape, as a description of the model has it: each operation's storages, what autograd keeps of
 it, and what its backward makes.
 
-Linear modules are the planner's own (compute.py), since adapters, 4-bit weights and engines change them. Not here: the
-description itself (spec/described.py), or units that are written by hand (block.py, ends.py).
+Linear modules are the planner's own (compute.py), since adapters, 4-bit weights and engines change them; functions
+stand in for others (standins.py). Not here: the description itself (spec/described.py), or units that are written by
+hand (block.py, ends.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
+from planner.inventory import functions, fused
 from planner.inventory.compute import Compute, ModelPass
+from planner.inventory.standins import ADAPTED, StandIn, of_liger, stand_in
 from planner.inventory.tape import ACTIVATIONS, GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
 from planner.spec import ModelSpec
@@ -33,6 +36,7 @@ from planner.spec.described import (
     TowerTraining,
     head_step,
 )
+from planner.spec.layout import LIGER
 from planner.spec.loops import MOST, lengthened
 from planner.spec.seeing import DescribedWithImages
 
@@ -168,12 +172,61 @@ class Player:
 
     def run(self, steps: Sequence[Step], *, term: str = TEMPORARIES) -> None:
         """Play operations; what they make counts under `term` until the graph keeps it."""
-        for step in steps:
-            if step.weight:
+        standing = self._functions(steps)
+        made: dict[int, Tensor | None] = {place: None for found in standing for place in found.inner}
+        waits = {place: found.first for found in standing for place in found.inner if place < found.first}
+        for place, step in enumerate(steps):
+            for found in standing:
+                if found.first == place:
+                    made |= dict(zip(found.results, self._play(found, steps), strict=True))
+            if place in made:
+                self._stand_in(step, made[place])
+            elif step.weight:
                 self._linear(step, term)
             else:
                 self._operation(step, term)
-            self.end(step)
+            if place not in waits:
+                for one in (*(steps[other] for other, until in waits.items() if until == place), step):
+                    self.end(one)
+
+    def _functions(self, steps: Sequence[Step]) -> list[StandIn]:
+        """Functions that stand in for some of these operations."""
+        there, places = {step.weight for step in steps if step.weight}, len(self.places)
+        taken = [names for names in ADAPTED if there.issuperset(names)]
+        taken = [names for names in taken if self.compute.functions(*(self.whole[name] for name in names))]
+        found = [one for names in taken if (one := stand_in(steps, names, places)) is not None]
+        parts = [part for part in LIGER if getattr(self.compute.kernels, part) == "fused"]
+        beside = of_liger(steps, parts, places) or []
+        return [*found, *(one for one in beside if not any(one.inner & other.inner for other in found))]
+
+    def _play(self, found: StandIn, steps: Sequence[Step]) -> list[Tensor]:
+        """Play a function: what it makes."""
+        tape, whole = self.tape, [self.whole[name] for name in found.weights]
+        weights = [self.compute.trained(weight) for weight in whole]
+        read = [self.place(one) for one in found.reads]
+        if found.part == "norm":
+            root = next(steps[place] for place in sorted(found.inner) if steps[place].op == "rsqrt")
+            return [fused.rms_norm(tape, read[0], weights[0], rows=round(self._size(root.new[0]).per_token / 4))]
+        if found.part == "mlp":
+            return [fused.gated(tape, *read)]
+        if found.part == "rotary":
+            return [fused.rotary(tape, read[0], [Tensor(self._at(place), False, 0) for place in found.tables])]
+        node, how = steps[found.first].node, self.compute.functions(*whole)
+        assert how is not None and node is not None and isinstance(node.reads[0], int)
+        x = self.place(node.reads[0])
+        if found.weights == functions.MLP:
+            return [functions.gated_mlp(tape, x, weights, how)]
+        return functions.linears(tape, x, weights, how)
+
+    def _stand_in(self, step: Step, result: Tensor | None) -> None:
+        """The place of an operation that a function stands in for: its result, or what is nowhere."""
+        if result is not None:
+            self.storages.append(result.storage)
+            self.places.append(result)
+            return
+        nothing = Storage(Size(), TEMPORARIES)
+        self.storages += [Storage(Size(), TEMPORARIES) for _ in (step.new or step.weight[:1])]
+        self.places += [Tensor(nothing, False, 0) for _ in (step.gives or step.weight[:1])]
 
     def end(self, step: Step) -> None:
         """Let go of what goes out of scope after an operation."""

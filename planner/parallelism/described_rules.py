@@ -10,6 +10,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from planner.basics.arith import remainder
+from planner.inventory.standins import has_liger
 from planner.parallelism.rule import Rule
 from planner.spec.described import changes_logits
 from planner.spec.options import LARGEST_SEQ
@@ -96,12 +97,17 @@ def _plain_logits(case: Case) -> bool:
     return case.layout.loss in (None, "whole") or described is None or not changes_logits(described)
 
 
+def _numbers(case: Case) -> str:
+    """The number format that the engine computes in, as programs are called."""
+    under_autocast = "adapted" if case.lora is not None else "mixed"
+    computed = under_autocast if case.layout.engine in ("single", "ddp") else "pure"
+    return {"fp32": "fp32", "pure-bf16": "pure"}.get(case.job.precision, computed)
+
+
 def _runs(case: Case) -> bool:
     """Whether a model's code runs in the number format that the engine computes in."""
     described, device = case.model.described, "cpu" if case.cluster.gpu.kind == "cpu" else "cuda"
-    under_autocast = "adapted" if case.lora is not None else "mixed"
-    computed = under_autocast if case.layout.engine in ("single", "ddp") else "pure"
-    numbers = {"fp32": "fp32", "pure-bf16": "pure"}.get(case.job.precision, computed)
+    numbers = _numbers(case)
     return described is None or f"{numbers}-{device}" in described.units["tail"].programs
 
 
@@ -297,8 +303,8 @@ DESCRIBED: tuple[Rule, ...] = (
     _rule(
         "Liger in a described model",
         "liger",
-        lambda case: not case.layout.liger,
-        "what Liger-Kernel would replace in it is not modelled",
+        lambda case: not case.layout.liger or has_liger(case.model, case.layout.liger, _numbers(case)),
+        "what Liger-Kernel would replace in it, in this number format, is not described",
         "Leave it out",
     ),
     _rule(

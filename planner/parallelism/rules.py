@@ -296,7 +296,8 @@ def _beside_softmax(model: ModelSpec) -> str:
 
 def _has_eager_modules(case: Case) -> bool:
     """Whether the model runs as modules of Transformers that Liger-Kernel knows."""
-    return case.runtime.parts.holds_inputs and case.model.family in LIGER_FAMILIES
+    known = case.model.described is not None or case.model.family in LIGER_FAMILIES  # of imported ones another rule
+    return case.runtime.parts.holds_inputs and known
 
 
 def _in_version(field: str) -> Rule:

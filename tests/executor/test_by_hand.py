@@ -20,17 +20,20 @@ from executor.worker.imported import describe as describing
 from executor.worker.imported.describe import config_of, describe
 from executor.worker.imported.facts import spec_of
 from executor.worker.trace.trace import trace
+from planner.ask.fromfile.functions import REWRITTEN
 from planner.ask.options import question
 from planner.ask.question import Question
 from planner.basics.errors import PlannerError
 from planner.decide.strategies import answer
 from planner.engines import engine_of
 from planner.figures.work import unit_work
-from planner.inventory import layer_runs, parameters, walk
+from planner.inventory import layer_runs, lora_targets, parameters, walk
+from planner.inventory.lora import TARGETS
 from planner.parallelism.case import Case
-from planner.spec import Layout, ModelSpec, TrainingJob, presets
+from planner.spec import Layout, Lora, ModelSpec, TrainingJob, presets
 from planner.spec.huggingface import config_dict
-from planner.spec.job import Precision
+from planner.spec.job import Method, Precision
+from planner.spec.layout import LIGER
 from scripts.trace_pairs import planned
 from tests.planner.families import SMALL, small, whole_model
 
@@ -46,9 +49,19 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 """What questions of one strategy are drawn of."""
 PRECISIONS: tuple[Precision, ...] = ("bf16", "pure-bf16")
-VARIANTS = ("mixed", "pure")
+VARIANTS = ("mixed", "pure", "adapted")
 EVERY = list(product(SMALL, PRECISIONS))
 IN_CI = Random(31).sample(EVERY, 2)
+ADAPTED = list(product([one for one in SMALL if one in REWRITTEN], ("lora", "qlora"), PRECISIONS, (0.0, 0.05)))
+ADAPTED_IN_CI = Random(33).sample(ADAPTED, 4)
+FUSED = list(
+    product(
+        ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"),
+        (("norm",), ("mlp",), ("rotary",), LIGER),
+        ("none", "full"),
+    )
+)
+FUSED_IN_CI = Random(34).sample(FUSED, 4)
 TRACED = list(product(SMALL, PRECISIONS, ("none", "full")))
 TRACED_IN_CI = Random(32).sample(TRACED, 1)
 
@@ -62,23 +75,22 @@ def imported(name: str) -> ModelSpec:
         return spec_of("small", raw, config_of(raw), describe(raw, ("cuda",)))
 
 
-def case(model: ModelSpec, length: int, precision: Precision, recompute: str) -> Case:
+def case(model: ModelSpec, job: TrainingJob, recompute: str, runtime: str = "accelerate-single") -> Case:
     layout = Layout(engine="single", micro_batch_size=BATCH, recompute=recompute)
     cluster = replace(presets.cluster("dgx-h100"), nodes=1, gpus_per_node=1)
-    job = TrainingJob(precision=precision, seq_len=length)
-    return Case(model, job, layout, cluster, presets.runtime("accelerate-single"))
+    return Case(model, job, layout, cluster, presets.runtime(runtime))
 
 
-def fullest(model: ModelSpec, length: int, precision: Precision, recompute: str) -> float:
-    """Bytes of the fullest moment beside weights, their gradients and the optimizer's states."""
-    compute = engine_of("single").compute(case(model, length, precision, recompute))
-    moments = walk(model, compute, whole_model(model)).moments
-    return max(sum(size.at(BATCH, length) for size in moment.live) for moment in moments)
+def fullest(one: Case, *, beside: tuple[str, ...] = ()) -> float:
+    """Bytes of the fullest moment beside weights, their gradients and the optimizer's states, and beside some units."""
+    moments = walk(one.model, engine_of("single").compute(one), whole_model(one.model)).moments
+    length = one.job.seq_len
+    return max(sum(size.at(BATCH, length) for size in moment.live) for moment in moments if moment.unit not in beside)
 
 
 def flops(model: ModelSpec, length: int) -> list[float]:
     """FLOP of all layers: of products, of attention, and those that a mask hides, forward and backward."""
-    work, runs = unit_work(case(model, length, "pure-bf16", "none")), layer_runs(model)
+    work, runs = unit_work(case(model, TrainingJob(precision="pure-bf16", seq_len=length), "none")), layer_runs(model)
     loads = [(getattr(work[kind], way), count) for way in ("forward", "backward") for kind, count in runs if count]
     return [
         sum(float(getattr(load, part)) * count for load, count in loads)
@@ -97,10 +109,53 @@ def test_a_family_by_hand_and_imported_holds_and_computes_the_same(name: str, pr
     length = model.described.longest or SEQ  # a description ends where masks are others
 
     assert parameters(model) == parameters(by_hand)
+    job = TrainingJob(precision=precision, seq_len=length)
     for recompute in ("none", "full"):
-        asked = length, precision, recompute
-        assert fullest(model, *asked) == pytest.approx(fullest(by_hand, *asked), rel=1e-6)
+        other = fullest(case(by_hand, job, recompute))
+        assert fullest(case(model, job, recompute)) == pytest.approx(other, rel=1e-6)
     assert flops(model, length) == pytest.approx(flops(by_hand, length), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "precision", "dropout"),
+    [pytest.param(*one, marks=() if one in ADAPTED_IN_CI else pytest.mark.long) for one in ADAPTED],
+)
+def test_axolotls_functions_hold_the_same_by_hand_and_imported(
+    name: str, method: Method, precision: Precision, dropout: float
+) -> None:
+    by_hand, model = small(name), imported(name)
+    assert model.described is not None
+    lora = Lora(rank=16, targets=tuple(one for one in TARGETS if one in lora_targets(by_hand)), dropout=dropout)
+    length = model.described.longest or SEQ
+    job = TrainingJob(precision=precision, seq_len=length, method=method, lora=lora)
+    beside = () if by_hand.moe else ("loss",)  # of a small model the fullest
+    for recompute in ("none", "full"):
+        asked = recompute, "accelerate-single@axolotl"
+        own = fullest(case(model, job, *asked), beside=beside)
+        # Counts of experts, 32 bytes, live at other moments.
+        assert own == pytest.approx(fullest(case(by_hand, job, *asked), beside=beside), rel=1e-6, abs=32)
+    assert own < fullest(case(model, job, "full"), beside=beside) or by_hand.moe
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "recompute"),
+    [pytest.param(*one, marks=() if one in FUSED_IN_CI else pytest.mark.long) for one in FUSED],
+)
+def test_ligers_parts_hold_the_same_by_hand_and_imported(name: str, parts: tuple[str, ...], recompute: str) -> None:
+    by_hand, model = small(name), imported(name)
+    assert model.described is not None
+    job = TrainingJob(precision="pure-bf16", seq_len=model.described.longest or SEQ)
+    own, other, plain = (
+        fullest(replace(one, layout=replace(one.layout, liger=some)), beside=("loss",))
+        for one, some in (
+            (case(model, job, recompute), parts),
+            (case(by_hand, job, recompute), parts),
+            (case(model, job, recompute), ()),
+        )
+    )
+    assert own == pytest.approx(other, rel=1e-6)
+    assert own <= plain
+    assert own < plain or parts != LIGER
 
 
 @pytest.mark.parametrize(

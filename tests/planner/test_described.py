@@ -5,6 +5,7 @@ Not here: making descriptions (tests/executor/test_imported.py).
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -59,8 +60,8 @@ def test_a_description_that_leads_nowhere_is_refused_in_one_line(raw: bytes, tex
 
 
 REFUSED = (
-    ("--tp", "2"), ("--cp", "2"), ("--pp", "2"), ("--attention", "eager"), ("--liger", "norm"),
-    ("--compile", "block"), ("--packing", "packed"), ("--runtime", "torchtitan"),
+    ("--tp", "2"), ("--cp", "2"), ("--pp", "2"), ("--attention", "eager"), ("--compile", "block"),
+    ("--packing", "packed"), ("--runtime", "torchtitan"),
 )  # fmt: skip
 
 
@@ -70,6 +71,18 @@ def test_what_a_described_model_cannot_be_planned_with_is_refused(option: tuple[
 
     text = result.exception.sentence if isinstance(result.exception, PlannerError) else result.output
     assert "is an imported model" in text
+
+
+def test_ligers_parts_keep_less_of_a_described_model_but_under_autocast_of_fp32_weights() -> None:
+    asked = ["estimate", "--model", str(FIXTURE), "--gpus", "8", "--json", "--strategy"]
+    plain, fused = (
+        json.loads(CliRunner().invoke(planner, [*asked, "zero2", "--micro-batch-size", "4", *liger]).output)
+        for liger in ((), ("--liger", "norm,rotary,mlp"))
+    )
+    refused = CliRunner().invoke(planner, [*asked, "ddp", "--liger", "norm"])
+
+    assert fused["estimates"][0]["memory"]["peak_bytes"] < plain["estimates"][0]["memory"]["peak_bytes"]
+    assert "is an imported model" in refused.output or "is an imported model" in str(refused.exception)
 
 
 @pytest.mark.parametrize("layout", ["engine=deepspeed,zero_stage=1,dp_shard=8", "engine=fsdp2,dp_shard=8"])

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from executor.backends.accelerate import AccelerateBackend
 from executor.backends.deepspeed import DeepSpeedBackend
 from planner.ask import fromfile, options
-from planner.ask.fromfile import bymodel, files, hub, merge, torchrun
+from planner.ask.fromfile import files, hub, merge, torchrun
 from planner.ask.fromfile.classes import classes
+from planner.ask.fromfile.functions import FUSED_ADAPTERS
 from planner.ask.fromfile.sheet import Sheet, Understood
 from planner.basics import command
 from planner.basics.errors import PlannerError
@@ -113,7 +114,7 @@ def test_every_key_is_understood_or_ignored_and_never_both(path: Path):
     assert own <= set(keys)
     assert len(keys) == len(set(keys))
     # What is there beside the file's own keys came from a file it names, or is on without a word.
-    silent = {one.key for one in found.ignored if one.key in bymodel.FUSED_ADAPTERS and one.value is None}
+    silent = {one.key for one in found.ignored if one.key in FUSED_ADAPTERS and one.value is None}
     assert all(key.startswith(("deepspeed.", "deepspeed_config.")) for key in set(keys) - own - silent)
 
 

@@ -68,8 +68,36 @@ def test_a_part_of_axolotls_functions_is_a_bound() -> None:
     assert less(one) == {"lora_mlp_kernel"}
 
 
-def test_axolotls_functions_on_an_imported_model_are_a_bound_where_they_find_its_modules() -> None:
-    assert less(adapted("allenai/Olmo-3-7B-Instruct-SFT")) == set(OWN)
+FOUND = ("google/gemma-2b", "mistralai/Ministral-8B-Instruct-2410", "swiss-ai/Apertus-8B-2509", "Qwen/Qwen3.5-27B")
+"""Imported models in which Axolotl puts its functions: all three, and of Apertus those of attention."""
+UNKNOWN = ("allenai/Olmo-3-7B-Instruct-SFT", "tiiuae/Falcon-H1-1.5B-Base", "Qwen/Qwen2-VL-7B-Instruct")
+"""Those at whose attention it stops."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_axolotls_functions_stand_in_an_imported_model_where_they_find_its_modules(name: str) -> None:
+    one = adapted(name)
+    assert one.given["runtime"] == "accelerate-ddp@axolotl"
+    assert not less(one)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_where_axolotl_stops_at_its_functions_a_model_is_planned_without_them(name: str) -> None:
+    for keys in ({}, {"lora_qkv_kernel": True}):
+        one = adapted(name, **keys)
+        assert one.given["runtime"] == "accelerate-ddp"
+        assert not set(OWN) & set(less(one))
+        stops = [key.why for key in one.found.ignored if key.key in OWN and "Axolotl stops at it" in key.why]
+        assert stops
+    alone = adapted("allenai/Olmo-3-7B-Instruct-SFT", lora_mlp_kernel=True)
+    assert less(alone) == {"lora_mlp_kernel"}  # attention's are off, and it runs
+
+
+def test_axolotls_functions_whose_places_are_not_known_are_a_bound() -> None:
+    assert less(adapted("google/gemma-4-31B")) == set(OWN)  # its attention is Axolotl's own
+    assert less(adapted("mistralai/Ministral-3-3B-Instruct-2512")) == set(OWN)  # Mistral's is written anew, not its own
+    linear = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"]
+    assert less(adapted("Qwen/Qwen3.5-27B", lora_target_modules=linear)) == {"lora_qkv_kernel"}
     assert not less(adapted("LiquidAI/LFM2-VL-450M"))  # out_proj, w1, w2 and w3 are no names of theirs
 
 
@@ -81,6 +109,12 @@ def test_a_runtime_of_the_command_line_is_not_axolotls() -> None:
     one = adapted("meta-llama/Llama-3.2-1B", {"strategy": "fsdp"})
     assert "runtime" not in one.given
     assert less(one) == set(OWN)
+
+
+def test_parts_that_axolotl_puts_in_other_types_alone_change_nothing() -> None:
+    fused = {"flash_attn_fuse_mlp": True}
+    assert less(axolotl("stabilityai/stablelm-2-1_6b", flash_attn_rms_norm=True, **fused)) == set()
+    assert less(axolotl("meta-llama/Llama-3.2-1B", **fused)) == {"flash_attn_fuse_mlp"}
 
 
 # -- what waits on the host --------------------------------------------------------------------------------------------
@@ -126,6 +160,17 @@ def test_liger_of_a_family_that_is_not_modelled_is_a_bound() -> None:
     assert axolotl("meta-llama/Llama-3.2-1B", **keys).given["liger"] == "norm"
 
 
+def test_ligers_parts_stand_in_an_imported_model_where_its_operations_are_found() -> None:
+    parts = {"liger_rms_norm": True, "liger_rope": True, "liger_glu_activation": True}
+    keys = {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_layer_norm": True, **parts}
+    one = axolotl("google/gemma-3-12b-it", **keys)
+    assert one.given["liger"] == "norm,rotary,mlp"
+    assert not less(one)
+    sharded = {"fsdp_config": {"state_dict_type": "FULL_STATE_DICT"}, "fsdp_version": 2}
+    assert not less(axolotl("google/gemma-3-12b-it", **keys, **sharded))
+    assert less(axolotl("google/gemma-4-31B", **keys)) == {*parts, "liger_layer_norm"}
+
+
 def test_an_imported_model_is_planned_at_the_next_length_that_it_is_described_at() -> None:
     one = axolotl("google/gemma-3-12b-it", sequence_len=8096)
     assert one.given["seq_len"] == 8192
@@ -147,6 +192,9 @@ def test_names_of_adapted_modules_mean_a_towers_too_and_a_pattern_does_not() -> 
     named = {"lora_target_modules": ["q_proj", "v_proj"]}
     assert merge.uncounted(adapted("google/gemma-3-4b-it", **named)).more == ("lora_target_modules",)
     assert merge.uncounted(adapted("meta-llama/Llama-3.2-1B", **named)).more == ()
+    assert merge.uncounted(adapted("Qwen/Qwen3.5-27B", **named)).more == ()  # its tower has no module of these names
+    every = {"lora_target_modules": None, "lora_target_linear": True}
+    assert merge.uncounted(adapted("Qwen/Qwen3.5-27B", **every)).more == ("lora_target_linear",)
     pattern = r"model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|q)_proj"
     assert merge.uncounted(adapted("google/gemma-3-4b-it", lora_target_modules=pattern)).more == ()
 

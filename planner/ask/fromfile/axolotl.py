@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from planner.ask.fromfile import bymodel, compiled, split, trainer
+from planner.ask.fromfile import compiled, functions, split, trainer
 from planner.ask.fromfile.sheet import OFF, Means, Sheet
 from planner.spec.options import ALL_LINEAR
 
@@ -144,6 +144,8 @@ def _attention(sheet: Sheet) -> None:
         if sheet.flag(key) and sheet.says("attention") is None:
             trainer.attention(sheet, code, key)
         sheet.ignore(key, OFF if chosen is None else "attn_implementation says it")
+    # utils/schemas/deprecated.py, validate_flash_attn_rms_norm
+    sheet.ignore("flash_attn_rms_norm", "Axolotl stops where it is on, since it has it no longer. As where it is off")
 
 
 def _experts(sheet: Sheet) -> None:
@@ -208,13 +210,13 @@ def _own_kernels(sheet: Sheet) -> None:
     model's code is in the way (067b021, utils/schemas/config.py, check_auto_enable_lora_kernels)."""
     versions = ("fsdp_version", "fsdp_config.fsdp_version", "fsdp_config.version")
     first = sheet.under("fsdp_config") and 2 not in map(sheet.whole, versions)
-    said = any(sheet.has(key) for key in (*bymodel.FUSED_ADAPTERS, "lora_embedding_kernel"))
+    said = any(sheet.has(key) for key in (*functions.FUSED_ADAPTERS, "lora_embedding_kernel"))
     off = said or first or sheet.flag("trust_remote_code") or sheet.flag("nvfp4_merge_aware")
     if sheet.says("method") == "full" or off or sheet.flag("load_in_8bit"):
         return
-    for key in bymodel.FUSED_ADAPTERS:
+    for key in functions.FUSED_ADAPTERS:
         sheet.data[key] = None
-        why = "on without a word: fused adapters keep less, which is counted where a model's layers are written out"
+        why = "on without a word: fused adapters keep less, which is counted where their places are known"
         sheet.ignore(key, why, "not modelled", "less")
 
 

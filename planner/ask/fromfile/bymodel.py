@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 
 from planner.ask.fromfile import targets
-from planner.ask.fromfile.sheet import Ignored, Memory, OptionLine, Understood
+from planner.ask.fromfile.functions import FUSED_ADAPTERS, of_functions
+from planner.ask.fromfile.sheet import Ignored, Memory, OptionLine
 from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.compute import LIGER_FAMILIES
-from planner.spec import ModelSpec, presets
+from planner.inventory.standins import LIGER_TYPES, has_liger
+from planner.spec import ModelSpec
 from planner.spec.described import Described, changes_logits
 from planner.spec.options import ALL_LINEAR
 
@@ -37,18 +39,10 @@ SEEN = (("image_tokens",), ("towers",))
 ROUNDED = "resize_token_embeddings_to_32x"
 """Axolotl's key of a table with a multiple of 32 rows (067b021, loaders/model.py, _resize_token_embeddings)."""
 
-AXOLOTL = "axolotl"
-"""The version of a runtime that has its functions of adapters."""
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_MLP = ("gate_proj", "up_proj", "down_proj")
-_LINEAR = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
-FUSED_ADAPTERS = {
-    "lora_mlp_kernel": ((_MLP, _MLP),),
-    "lora_qkv_kernel": ((_ATTENTION, _ATTENTION[:3]), *((_LINEAR, (name,)) for name in _LINEAR[:4])),
-    "lora_o_kernel": ((_ATTENTION, _ATTENTION[3:]), (_LINEAR, _LINEAR[4:])),
-}
-"""Axolotl's keys of adapters' functions: the modules that a layer must have, and those that must be adapted (067b021,
-monkeypatch/lora_kernels.py, apply_lora_kernel_patches)."""
+FUSED_MLP = "flash_attn_fuse_mlp"
+FUSED_MLP_FAMILIES = ("llama", "llama4", "ernie4_5", "ernie4_5_moe")
+"""Axolotl's key of xformers' MLP, and the types that it knows it for (loaders/patch_manager.py,
+_apply_llama_flash_attn_patches)."""
 
 Account = tuple[list[OptionLine], tuple[Ignored, ...]]
 
@@ -59,7 +53,7 @@ def asks(lines: Sequence[OptionLine], ignored: Sequence[Ignored]) -> bool:
 
 
 def _means(one: Ignored) -> bool:
-    return bool(one.norm) or one.by in SEEN or one.key == ROUNDED or one.key in FUSED_ADAPTERS
+    return bool(one.norm) or one.by in SEEN or one.key in (ROUNDED, FUSED_MLP, *FUSED_ADAPTERS)
 
 
 def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpec, kind: str) -> Account:
@@ -68,8 +62,9 @@ def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpe
         lines = [_at_length(line, model, model.described) if line.option == "seq_len" else line for line in lines]
     lines = [_targets(line, model, kind) if line.option == "lora_targets" else line for line in lines]
     lines = _saved(lines, model)
-    adapted = _adapted(lines, model)
-    kept = [_of_part(one, model, adapted) for one in ignored]
+    on = [one.key for one in ignored if one.key in FUSED_ADAPTERS and one.memory == "less"]
+    adapted = adapted_modules(lines, model)
+    kept = [of_functions(one, on, model, adapted) if one.key in on else _of_part(one, model) for one in ignored]
     found = []
     for line in lines:
         if (less := _unmodelled(line, lines, model)) is None:
@@ -83,8 +78,7 @@ def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpe
 
 def _targets(line: OptionLine, model: ModelSpec, kind: str) -> OptionLine:
     found = targets.of_model(line, model)
-    towers = model.described is not None and model.described.towers
-    if not towers or kind not in WITH_TOWERS or not line.keys or targets.is_pattern(str(line.value)):
+    if kind not in WITH_TOWERS or not line.keys or not targets.reach_towers(str(line.value), model):
         return found
     note = "not modelled: modules of its tower are adapted too"
     return msgspec.structs.replace(found, note="; ".join(filter(None, (found.note, note))), memory="more")
@@ -115,7 +109,7 @@ def _ends(path: str, name: str) -> bool:
     return path == name or path.endswith(f".{name}")
 
 
-def _adapted(lines: Sequence[OptionLine], model: ModelSpec) -> tuple[str, ...]:
+def adapted_modules(lines: Sequence[OptionLine], model: ModelSpec) -> tuple[str, ...]:
     """The modules that carry adapters where the method is one of them."""
     said = next((line.value for line in lines if line.option == "lora_targets"), None)
     if said is None:
@@ -123,47 +117,26 @@ def _adapted(lines: Sequence[OptionLine], model: ModelSpec) -> tuple[str, ...]:
     return lora_targets(model) if said == ALL_LINEAR else tuple(str(said).split(","))
 
 
-def _of_part(one: Ignored, model: ModelSpec, adapted: Sequence[str]) -> Ignored:
+def _of_part(one: Ignored, model: ModelSpec) -> Ignored:
     """A key of a part that this model has not, or that changes nothing of its sizes."""
-    if one.key in FUSED_ADAPTERS and one.memory == "less" and not _takes(one.key, model, adapted):
-        return Ignored(one.key, one.value, f"{model.name} has no such modules with adapters", "none")
     towers = model.described is not None and model.described.towers
     if one.by in SEEN and not towers:
         return Ignored(one.key, one.value, f"{model.name} reads text alone", "none")
-    if one.norm and model.described is None and one.norm != model.norm:
-        return Ignored(one.key, one.value, f"{model.name} has no such part", "none")
+    if one.norm and (model.family in LIGER_TYPES if model.described else one.norm != model.norm):
+        return Ignored(one.key, one.value, f"{model.name} has no such part that is trained", "none")
+    if one.key == FUSED_MLP and model.family not in FUSED_MLP_FAMILIES:
+        return Ignored(one.key, one.value, f"Axolotl leaves the MLP of {model.name} as it is", "none")
     if one.key == ROUNDED and one.memory == "more" and model.vocab % 32 == 0:
         return Ignored(one.key, one.value, f"{model.name} has {model.vocab:,} rows, a multiple of 32", "none")
     return one
 
 
-def _takes(key: str, model: ModelSpec, adapted: Sequence[str]) -> bool:
-    """Whether a function of adapters finds its modules in a model, with adapters on all of them."""
-    there, on = set(lora_targets(model)), set(adapted)
-    return any(there.issuperset(has) and on.issuperset(taken) for has, taken in FUSED_ADAPTERS[key])
-
-
-def with_functions(found: Understood, model: ModelSpec) -> Understood:
-    """The version of the runtime that has Axolotl's functions of adapters, where all that find their modules are on and
-    the model is one of the families that are written out."""
-    lines, on = list(found.lines), [one for one in found.ignored if one.key in FUSED_ADAPTERS and one.memory == "less"]
-    adapted = _adapted(lines, model)
-    off = {key for key in FUSED_ADAPTERS if _takes(key, model, adapted)} - {one.key for one in on}
-    place = next((place for place, line in enumerate(lines) if line.option == "runtime"), None)
-    if place is None or off or not on or model.described is not None or found.options.get("dora"):
-        return found
-    name = f"{lines[place].value}@{AXOLOTL}"
-    if name not in presets.runtime_names():
-        return found
-    keys = (*lines[place].keys, *(one.key for one in on))
-    lines[place] = msgspec.structs.replace(lines[place], keys=keys, value=name)
-    ignored = tuple(one for one in found.ignored if one not in on)
-    return msgspec.structs.replace(found, lines=tuple(lines), ignored=ignored)
-
-
 def _unmodelled(line: OptionLine, lines: Sequence[OptionLine], model: ModelSpec) -> tuple[str, Memory] | None:
     """Why this model is planned without an option, and what that does to memory; None where it is planned with it."""
-    if line.option == "liger" and (model.described is not None or model.family not in LIGER_FAMILIES):
+    replaced = model.family in LIGER_FAMILIES
+    if line.option == "liger" and model.described is not None:
+        replaced = has_liger(model, str(line.value).split(","), _numbers(lines))
+    if line.option == "liger" and not replaced:
         return "not modelled: fused kernels keep less", "less"
     if model.described is None:
         return None
@@ -177,6 +150,16 @@ def _unmodelled(line: OptionLine, lines: Sequence[OptionLine], model: ModelSpec)
     if line.option == "loss" and line.value != "whole" and changes_logits(model.described):
         return f"not modelled: {model.name} changes its logits before the loss; all are estimated", "less"
     return None
+
+
+def _numbers(lines: Sequence[OptionLine]) -> str:
+    """The number format that a file's layout computes in, as an imported model's programs are called."""
+    told = {line.option: line.value for line in lines}
+    if (named := {"pure-bf16": "pure", "fp32": "fp32"}.get(told.get("precision", ""))) is not None:
+        return named
+    if told.get("method", "full") != "full":
+        return "adapted"
+    return "pure" if told.get("zero_stage") else "mixed"  # whatever shards has weights of 16 bits at hand
 
 
 def _attention(line: OptionLine, model: ModelSpec) -> tuple[str, Memory] | None:

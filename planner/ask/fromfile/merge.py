@@ -15,6 +15,7 @@ import msgspec
 from planner.ask.fits import Uncounted
 from planner.ask.fromfile import bymodel, hub
 from planner.ask.fromfile.deepspeed import OfHidden
+from planner.ask.fromfile.functions import FUSED_ADAPTERS, with_functions
 from planner.ask.fromfile.sheet import HARMLESS, Ignored, OptionLine, Understood, said
 from planner.ask.options import Given, cluster_of, model_of, question
 from planner.ask.question import Question
@@ -76,8 +77,9 @@ def merged(found: Understood, given: Given) -> Merged:
         understood = _on_one_device(understood)
     elif "alone" in understood.options:
         understood = _on_several(understood)
-    if any(one.key in bymodel.FUSED_ADAPTERS and one.memory == "less" for one in understood.ignored):
-        understood = bymodel.with_functions(understood, model_of(whole, tuple(whole.get("presets") or ())))
+    if any(one.key in FUSED_ADAPTERS and one.memory == "less" for one in understood.ignored):
+        model = model_of(whole, tuple(whole.get("presets") or ()))
+        understood = with_functions(understood, model, bymodel.adapted_modules(understood.lines, model))
     if understood.lines != tuple(lines):
         whole = {name: value for name, value in whole.items() if name not in found.options or name in typed}
         whole |= understood.options

@@ -13,6 +13,7 @@ import msgspec
 from planner.ask.fromfile.sheet import OptionLine
 from planner.inventory import lora_targets
 from planner.spec import ModelSpec
+from planner.spec.described import TOWER
 from planner.spec.options import ALL_LINEAR
 
 PATTERN = re.compile(r"[\w.\\^]*layers\\?\.\[\\d\]\+\\?\.(?:\(\w+\\?\.\)\?)?\(([\w|]+)\)\\?\.\(([\w|]+)\)(\w*)\$?")
@@ -24,6 +25,15 @@ IN_MLP = ("gate_proj", "up_proj", "down_proj")
 def is_pattern(value: str) -> bool:
     """Whether modules are named by a pattern over whole paths."""
     return any(mark in value for mark in "([\\")
+
+
+def reach_towers(value: str, model: ModelSpec) -> bool:
+    """Whether some of these names are those of matrices in a model's towers, too."""
+    described = model.described
+    if described is None or not described.towers or is_pattern(value):
+        return False
+    paths = [f".{one.name}" for one in described.units[TOWER].weights if len(one.shape) == 2]
+    return value == ALL_LINEAR or any(path.endswith(f".{name}") for path in paths for name in _spelt_out(value))
 
 
 def of_model(line: OptionLine, model: ModelSpec) -> OptionLine:

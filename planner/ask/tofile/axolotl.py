@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.ask.fromfile import axolotl
-from planner.ask.fromfile.bymodel import FUSED_ADAPTERS
+from planner.ask.fromfile.functions import FUSED_ADAPTERS
 from planner.ask.tofile import accelerate, deepspeed, trainer
 from planner.ask.tofile.fields import Values
 from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat, forms, keys_of, named, words
