@@ -20,7 +20,7 @@ from planner.spec.described import Linear, TowerGradient, TowerTraining
 Solve = Callable[[Sequence[float]], Linear]
 
 
-class Passes(NamedTuple):
+class TowerPasses(NamedTuple):
     """A tower's forward and backward on some images: what is held as each operation of the forward ends, what waits
     for the backward and in autocast's cache for the end of the model's forward, and of each part of the backward the
     weight whose gradient ends it ("" after the last) with what is held as its operations end."""
@@ -46,7 +46,7 @@ class _Ask(torch.autograd.Function):
         return tuple(torch.zeros(shape, dtype=dtype) for shape, dtype in ctx.like)
 
 
-def passes_of(model: Any, inputs: dict[str, Any], precision: AbstractContextManager[Any]) -> Passes:
+def passes_of(model: Any, inputs: dict[str, Any], precision: AbstractContextManager[Any]) -> TowerPasses:
     """A forward and backward of a model's towers, whose weights want gradients. Enter `fake_device` first."""
     recorder = ModelRecorder()
     weights = {id(one): name for name, one in model.named_parameters()}
@@ -84,7 +84,7 @@ def _features(found: Any) -> list[Tensor]:
     return [one for one in parts if isinstance(one, Tensor)]
 
 
-def _levels(run: ModelRecording) -> Passes:
+def _levels(run: ModelRecording) -> TowerPasses:
     of_weights = {event.tensor: event.what for event in run.events if event.kind == "weight"}
     made: set[int] = set()
     at: dict[str, int] = {}
@@ -106,13 +106,16 @@ def _levels(run: ModelRecording) -> Passes:
             if event.kind == "returned":
                 held = parts[0][1]
                 parts = [("", [])]
-    return Passes(held, at["returned"], at["forward"] - at["cached"], parts)
+    return TowerPasses(held, at["returned"], at["forward"] - at["cached"], parts)
 
 
 def training_of(
-    runs: Sequence[Passes], order: Sequence[str], solve: Solve, highest: Callable[[set[Linear]], tuple[Linear, ...]]
+    runs: Sequence[TowerPasses],
+    order: Sequence[str],
+    solve: Solve,
+    highest: Callable[[set[Linear]], tuple[Linear, ...]],
 ) -> TowerTraining:
-    """Passes on several numbers of images as data, of which each is linear in their positions; `order` are the
+    """TowerPasses on several numbers of images as data, of which each is linear in their positions; `order` are the
     towers' weights."""
     names = [name for name, _ in runs[0].back]
     if any([name for name, _ in run.back] != names or len(run.held) != len(runs[0].held) for run in runs):
