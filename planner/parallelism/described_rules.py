@@ -182,6 +182,13 @@ IMAGES: tuple[Rule, ...] = (
         "Use recompute=full or none",
     ),
     _of_images(
+        "Liger in trained towers",
+        "liger",
+        lambda case: not (case.layout.liger and case.job.trains_towers),
+        "what Liger-Kernel would replace in a trained tower is not modelled",
+        "Leave it out",
+    ),
+    _of_images(
         "optimizers of trained towers",
         "optimizer",
         lambda case: not case.job.trains_towers or case.job.optimizer.name != "muon",

@@ -76,7 +76,7 @@ def test_what_a_described_model_cannot_be_planned_with_is_refused(option: tuple[
 def test_ligers_parts_keep_less_of_a_described_model_but_under_autocast_of_fp32_weights() -> None:
     asked = ["estimate", "--model", str(FIXTURE), "--gpus", "8", "--json", "--strategy"]
     plain, fused = (
-        json.loads(CliRunner().invoke(planner, [*asked, "zero2", "--micro-batch-size", "4", *liger]).output)
+        json.loads(CliRunner().invoke(planner, [*asked, "zero2", "--micro-batch-size", "4", *liger]).stdout)
         for liger in ((), ("--liger", "norm,rotary,mlp"))
     )
     refused = CliRunner().invoke(planner, [*asked, "ddp", "--liger", "norm"])
