@@ -16,6 +16,7 @@ from planner.inventory.tape import ACTIVATIONS, GATHERED, LOGITS, TEMPORARIES, S
 from planner.inventory.tensors import Size, Weight
 from planner.spec import ModelSpec
 from planner.spec.described import (
+    APART,
     INPUT,
     TOWER,
     WEIGHT,
@@ -44,9 +45,12 @@ def variant_of(compute: Compute) -> str:
 
 
 def program_of(described: Described, compute: Compute, unit: str) -> Program:
-    """The program of a unit in the number format of a case, with as many iterations of a loop as its length takes."""
-    variant = variant_of(compute)
-    program = described.units[unit].programs[variant]
+    """The program of a unit in the number format of a case, with as many iterations of a loop as its length takes, and
+    where its experts are dealt to ranks of one of these."""
+    variant, programs = variant_of(compute), described.units[unit].programs
+    if compute.sorts_received and f"{variant}{APART}" in programs:
+        return programs[f"{variant}{APART}"]
+    program = programs[variant]
     return program if program.loop is None else _at_length(described, unit, variant, compute.seq_len)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 from torch import nn
 
+from executor.worker.imported.apart import SpreadRecordings, spread_recordings
 from executor.worker.imported.between import joined, takes_part
 from executor.worker.imported.loops import aligned, looped
 from executor.worker.imported.programs import UnitProgram
@@ -194,11 +195,12 @@ def _points(lengths: Sequence[int], far: int) -> tuple[Point, ...]:
 
 class Recordings(NamedTuple):
     """All that is recorded of a model in one number format: with gradients at every point, with frozen weights at the
-    first, and both at the last, beyond the others."""
+    first, and both at the last, beyond the others; and of one of several ranks that its experts are dealt to."""
 
     every: Recorded
     frozen: Recorded | None
     far: tuple[Recorded, Recorded | None] | None
+    spread: SpreadRecordings
 
     def program(
         self, unit: str, places: dict[str, UnitName], names: dict[str, dict[str, str]]
@@ -220,6 +222,17 @@ class Recordings(NamedTuple):
         return made, looped(program, longer, (batch, seq), (far[0], far[1]))
 
 
+    def program_apart(self, at: UnitName, names: dict[str, str]) -> Program | None:
+        """The program of a layer with experts on one of several ranks that these are dealt to, if it is recorded."""
+        if self.spread.every is None:
+            return None
+        made = UnitProgram(self.spread.every, at, names, None)
+        program = made.made()
+        if made.outside:
+            raise NotDescribed(f"{named(at)} reads what another layer made, and its experts are dealt to ranks")
+        return program
+
+
 def _place_of(
     every: Recorded, unit: UnitName, place: Place, places: dict[str, UnitName], names: dict[str, dict[str, str]]
 ) -> tuple[str, int]:
@@ -233,8 +246,9 @@ def _place_of(
     raise NotDescribed(f"what {named(unit)} made is read beside the layer after it")
 
 
-def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool) -> Recordings:
-    """Recordings of a model, whose weights are frozen then, but the token table."""
+def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool, experts: bool = False) -> Recordings:
+    """Recordings of a model, whose weights are frozen then, but the token table. Those with `experts` are dealt to
+    ranks where nothing is done under autocast, since FSDP2 is there then."""
     first, last = lengths.points[0], lengths.points[-1]
     chosen = _choices(model)
     record(model, *first, autocast=autocast, gradients=False)  # what it changes once, it has changed then
@@ -259,8 +273,11 @@ def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool) -> Recor
         every = Recorded(runs, again(first, forgets=True), lengths.points, split=split)
         if lengths.loops:
             far = Recorded(runs[-1:], again(last, forgets=True), (last,))
+    spread = SpreadRecordings(None)
+    if experts and not autocast:
+        spread = spread_recordings(model, lengths.points, lengths.loops, again)
     frozen = _frozen(every, model, again)
-    return Recordings(every, frozen, None if far is None else (far, _frozen(far, model, again)))
+    return Recordings(every, frozen, None if far is None else (far, _frozen(far, model, again)), spread)
 
 
 def _choices(model: nn.Module) -> dict[str, str]:
