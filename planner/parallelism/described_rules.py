@@ -9,16 +9,16 @@ from collections.abc import Callable
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from planner.basics.arith import remainder
+from planner.basics.arith import is_column, remainder
 from planner.parallelism.rule import Rule
-from planner.spec.described import changes_logits
+from planner.spec.described import APART, Described, changes_logits
 from planner.spec.options import LARGEST_SEQ
 from planner.spec.seeing import images_refusal, without_images
 
 if TYPE_CHECKING:
     from planner.parallelism.case import Case
 
-SPLITS = ("cp", "ep", "pp")
+SPLITS = ("cp", "pp")
 
 
 def _rule(name: str, field: str, holds: Any, sentence: str, fix: str) -> Rule:
@@ -57,21 +57,37 @@ def _splits(case: Case) -> Any:
     return (case.layout.tp == 1) | (split and case.layout.facts.splits_by_model)
 
 
-def _sentence_of_splits(case: Case) -> str:
-    described, name = case.model.described, f"{case.model.name} is an imported model"
-    assert described is not None
-    if described.unsplit is None:
-        return f"{name}, described before tensor ranks were"
-    why = described.unsplit if described.unsplit else f"{case.layout.engine} splits layers by a plan of its own"
-    return f"{name}: {why}"
-
-
-def _fix_of_splits(case: Case) -> str:
+def _deals(case: Case) -> Any:
+    """Whether a layout deals no experts to ranks, or a model's own plan says how, and it is described."""
     described = case.model.described
-    assert described is not None
-    again = "make it again: executor import CONFIG -o FILE"
-    other = again if described.unsplit is None else "" if described.unsplit else "engine transformers-tp"
-    return "Use tp=1" + (f", or {other}" if other else "")
+    dealt = described is not None and described.undealt == ""
+    return (case.layout.ep == 1) | (dealt and case.layout.facts.splits_by_model)
+
+
+def _split_rule(axis: str, holds: Callable[[Case], Any], why_not: Callable[[Described], str | None]) -> Rule:
+    """Of an axis that a model's own plan splits: `why_not` is why it is not described, "" where it is, None in a
+    description that was made before it was."""
+
+    def sentence(case: Case) -> str:
+        described, name = case.model.described, f"{case.model.name} is an imported model"
+        assert described is not None
+        if (why := why_not(described)) is None:
+            return f"{name}, described before {'tensor' if axis == 'tp' else 'expert'} ranks were"
+        return f"{name}: {why or f'{case.layout.engine} splits layers by a plan of its own'}"
+
+    def fix(case: Case) -> str:
+        assert case.model.described is not None
+        why = why_not(case.model.described)
+        other = "make it again: executor import CONFIG -o FILE" if why is None else "engine transformers-tp"
+        return f"Use {axis}=1" + ("" if why else f", or {other}")
+
+    return Rule(
+        name=f"{axis} of a described model",
+        field=axis,
+        holds=lambda case: case.model.described is None or holds(case),
+        sentence=sentence,
+        fix=fix,
+    )
 
 
 def _divisor(case: Case) -> int:
@@ -102,7 +118,11 @@ def _runs(case: Case) -> bool:
     under_autocast = "adapted" if case.lora is not None else "mixed"
     computed = under_autocast if case.layout.engine in ("single", "ddp") else "pure"
     numbers = {"fp32": "fp32", "pure-bf16": "pure"}.get(case.job.precision, computed)
-    return described is None or f"{numbers}-{device}" in described.units["tail"].programs
+    variant = f"{numbers}-{device}"
+    if described is None or is_column(case.layout.ep) or case.layout.ep == 1:
+        return described is None or variant in described.units["tail"].programs
+    mixtures = (unit for unit in described.units.values() if any(one.use == "expert" for one in unit.weights))
+    return all(f"{variant}{APART}" in unit.programs for unit in mixtures)
 
 
 def _no_idle_target(case: Case) -> bool:
@@ -178,13 +198,8 @@ DESCRIBED: tuple[Rule, ...] = (
         "Use engine=ddp, fsdp2 or deepspeed",
     ),
     *map(_unsplit, SPLITS),
-    Rule(
-        name="tp of a described model",
-        field="tp",
-        holds=lambda case: case.model.described is None or _splits(case),
-        sentence=_sentence_of_splits,
-        fix=_fix_of_splits,
-    ),
+    _split_rule("tp", _splits, lambda described: described.unsplit),
+    _split_rule("ep", _deals, lambda described: described.undealt),
     Rule(
         name="tp does not divide a described model",
         field="tp",
@@ -195,9 +210,9 @@ DESCRIBED: tuple[Rule, ...] = (
     _rule(
         "adapters of a described model over tensor ranks",
         "method",
-        lambda case: (case.layout.tp == 1) | (case.lora is None),
+        lambda case: ((case.layout.tp == 1) & (case.layout.ep == 1)) | (case.lora is None),
         "adapters of split weights are not described",
-        "Use method=full, or tp=1",
+        "Use method=full, or tp=1 ep=1",
     ),
     Rule(
         name="length of a described model",

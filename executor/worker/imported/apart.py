@@ -103,8 +103,9 @@ def _forward_of(module: Any, ranks: int) -> Callable[..., Tensor]:
             raise NotDescribed("its experts take something else than what its layers hand on")
         each, more = divmod(index.numel(), ranks)
         even = [each + more] + [each] * (ranks - 1)
-        with mock.patch.object(FakeTensor, "tolist", lambda counts: [even, even]):  # numbers of rows, to and from each rank
-            return exchange(hidden, index, weights).to(hidden.dtype)
+        with mock.patch.object(FakeTensor, "tolist", lambda _: [even, even]):  # rows to and from each rank
+            result: Tensor = exchange(hidden, index, weights).to(hidden.dtype)
+        return result
 
     return forward
 

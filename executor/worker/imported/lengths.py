@@ -221,7 +221,6 @@ class Recordings(NamedTuple):
         (batch, seq), far = self.every.points[0], self.far[0].points[0]
         return made, looped(program, longer, (batch, seq), (far[0], far[1]))
 
-
     def program_apart(self, at: UnitName, names: dict[str, str]) -> Program | None:
         """The program of a layer with experts on one of several ranks that these are dealt to, if it is recorded."""
         if self.spread.every is None:
