@@ -113,8 +113,11 @@ def _experts_apart(case: Case, reduced_bytes: float) -> Communication:
         weights, buckets = resharded(units, moment)
         layer = is_layer(moment.unit)
         if moment.phase == "backward":
-            # What is gathered ahead is the layer's own part, and what is still being reduced.
+            # What is gathered ahead is the layer's own part, and what is still being reduced. A layer with experts
+            # gathers these ahead, and they the layer before, once their backward has come.
             ahead = whole[units.before(moment)] if layer or moment.unit == "tail" else 0.0
+            if layer and experts[moment.unit] and not moment.begun:
+                ahead = units.gathered[units.before(moment)]
             after = units.after(moment) if layer or moment.unit == "embed" else "tail"
             reduced = where(units.scattered[after] > 0, reduced_bytes / element, 0.0)  # none while gradients stay whole
             return weights, buckets - ahead - reduced * whole[after]
@@ -193,7 +196,8 @@ class TransformersTp(fsdp2.Fsdp2):
         """FSDP2 casts what it gathers; without it autocast does."""
         computed = accelerate_compute(case, casts_weights=_sharded(case))
         apart = not is_column(case.layout.ep) and case.layout.ep > 1
-        return msgspec.structs.replace(computed, sorts_received=True) if apart else computed
+        casts = case.job.precision in MIXED
+        return msgspec.structs.replace(computed, sorts_received=True, casts_received=casts) if apart else computed
 
     def filled(self, case: Case) -> Held:
         """FSDP2's, where there is any."""

@@ -36,6 +36,12 @@ from planner.spec.loops import MOST, lengthened
 from planner.spec.seeing import DescribedWithImages
 
 
+def apart_of(compute: Compute) -> str:
+    """Which of the recorded programs of experts that are dealt to ranks a case computes as."""
+    variant = variant_of(compute)
+    return (variant.replace("pure", "mixed") if compute.casts_received else variant) + APART
+
+
 def variant_of(compute: Compute) -> str:
     """Which of the recorded VARIANTS a case computes as."""
     device = "cpu" if compute.on_cpu else "cuda"
@@ -48,8 +54,8 @@ def program_of(described: Described, compute: Compute, unit: str) -> Program:
     """The program of a unit in the number format of a case, with as many iterations of a loop as its length takes, and
     where its experts are dealt to ranks of one of these."""
     variant, programs = variant_of(compute), described.units[unit].programs
-    if compute.sorts_received and f"{variant}{APART}" in programs:
-        return programs[f"{variant}{APART}"]
+    if compute.sorts_received and (apart := apart_of(compute)) in programs:
+        return programs[apart]
     program = programs[variant]
     return program if program.loop is None else _at_length(described, unit, variant, compute.seq_len)
 

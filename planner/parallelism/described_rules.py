@@ -118,11 +118,12 @@ def _runs(case: Case) -> bool:
     under_autocast = "adapted" if case.lora is not None else "mixed"
     computed = under_autocast if case.layout.engine in ("single", "ddp") else "pure"
     numbers = {"fp32": "fp32", "pure-bf16": "pure"}.get(case.job.precision, computed)
-    variant = f"{numbers}-{device}"
+    runs = described is None or f"{numbers}-{device}" in described.units["tail"].programs
     if described is None or is_column(case.layout.ep) or case.layout.ep == 1:
-        return described is None or variant in described.units["tail"].programs
+        return runs
+    apart = "mixed" if case.job.precision == "bf16" else numbers
     mixtures = (unit for unit in described.units.values() if any(one.use == "expert" for one in unit.weights))
-    return all(f"{variant}{APART}" in unit.programs for unit in mixtures)
+    return runs and all(f"{apart}-{device}{APART}" in unit.programs for unit in mixtures)
 
 
 def _no_idle_target(case: Case) -> bool:

@@ -24,8 +24,9 @@ VARIANTS = tuple(f"{numbers}-{device}" for device in DEVICES_RECORDED for number
 """Programs that each unit has: number formats ("mixed" has fp32 weights under autocast, "adapted" 16-bit ones under
 autocast, "pure" all in 16 bits) on a GPU and on a CPU."""
 APART = "-apart"
-"""Ends the variant of a program of one of several ranks that each hold some of its experts whole. Sizes are those of an
-even router; a few numbers for each of a rank's experts are as many as two ranks have."""
+"""Ends the variant of a program of one of several ranks that each hold some of its experts whole; "mixed" has weights
+that FSDP2 gathers in 16 bits, and experts that cast what they are given to that. Sizes are those of an even router; a
+few numbers for each of a rank's experts are as many as the fewest ranks have."""
 
 TOWER = "tower"
 """The unit of the towers' weights."""

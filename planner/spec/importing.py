@@ -146,7 +146,7 @@ def check_described(described: Described, layers: int, where: str) -> None:
             raise PlannerError(f"{where}: {unit}.split", None, "is not there", "Make it again: executor import")
         programs, others = found.programs.keys(), described.units["tail"].programs.keys()
         whole = {one for one in programs if not one.endswith(APART)}
-        unknown = {*map(_whole, programs)} - (whole & set(VARIANTS))
+        unknown = {*map(_whole, programs)} - set(VARIANTS)
         for variant in (whole ^ others) | unknown if programs else set(VARIANTS):
             raise PlannerError(f"{where}: {unit}.{variant}", None, "is missing", "Make it again: executor import")
         plain = described.units.get(unit.removesuffix(IMAGES), found)

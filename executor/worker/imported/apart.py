@@ -7,7 +7,7 @@ router sends. Not here: experts that tensor ranks split by their width (split.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
@@ -24,14 +24,17 @@ from executor.worker.model.layers import decoder_config
 DISPATCHED, DEALT = "ep_dispatch_experts", "grouped_gemm"
 """Styles of Transformers' expert plans: of the module of experts, and of its weights, whose first dimension is dealt
 (transformers 5.23, distributed/expert_parallel.py)."""
+FORMATS = {torch.float32: {"fp32": False}, torch.bfloat16: {"pure": False, "mixed": True}}
+"""By the format of a model's weights, the programs that are recorded, and whether experts cast what they are given."""
 COUNT_BYTES = 16
 """Of two numbers for each expert, the rows to and from it."""
 
 
 class SpreadRecordings(NamedTuple):
-    """Recordings of one of several ranks of a model's experts, or why there are none."""
+    """Recordings of one of several ranks of a model's experts by number format, as programs name it, or why there are
+    none."""
 
-    every: Recorded | None
+    every: Mapping[str, Recorded]
     why: str = ""
 
 
@@ -90,8 +93,9 @@ class _Waited:
     apply = staticmethod(lambda tensor: tensor)
 
 
-def _forward_of(module: Any, ranks: int) -> Callable[..., Tensor]:
-    """The forward of experts that are dealt to ranks."""
+def _forward_of(module: Any, ranks: int, *, casts: bool) -> Callable[..., Tensor]:
+    """The forward of experts that are dealt to ranks. As units of FSDP2's mixed precision they cast what they are
+    given."""
     from transformers.distributed.expert_parallel import AllToAllEP
 
     exchange = object.__new__(AllToAllEP)
@@ -101,6 +105,7 @@ def _forward_of(module: Any, ranks: int) -> Callable[..., Tensor]:
     def forward(hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         if hidden.shape[-1] != decoder_config(module.config).hidden_size or hidden.dtype != weights_of(module).dtype:
             raise NotDescribed("its experts take something else than what its layers hand on")
+        weights = weights.to(hidden.dtype) if casts else weights
         each, more = divmod(index.numel(), ranks)
         even = [each + more] + [each] * (ranks - 1)
         with mock.patch.object(FakeTensor, "tolist", lambda _: [even, even]):  # rows to and from each rank
@@ -116,7 +121,7 @@ def weights_of(module: nn.Module) -> Tensor:
 
 
 @contextmanager
-def one_of(model: Any, dealt: dict[str, list[str]], ranks: int) -> Iterator[None]:
+def one_of(model: Any, dealt: dict[str, list[str]], ranks: int, *, casts: bool) -> Iterator[None]:
     """While entered, a model has the experts of one of some ranks, and exchanges tokens with the others."""
     from transformers.distributed import expert_parallel
 
@@ -133,7 +138,7 @@ def one_of(model: Any, dealt: dict[str, list[str]], ranks: int) -> Iterator[None
             stack.enter_context(mock.patch.dict(module._parameters, parts))
             stack.enter_context(mock.patch.object(module, "num_experts", module.num_experts // ranks))
             stack.enter_context(mock.patch.object(module, "_is_expert_parallel", True))
-            stack.enter_context(mock.patch.object(module, "forward", _forward_of(module, ranks)))
+            stack.enter_context(mock.patch.object(module, "forward", _forward_of(module, ranks, casts=casts)))
         yield
 
 
@@ -158,13 +163,15 @@ def spread_recordings(
         ranks = next((one for one in range(2, count + 1) if all(each % one == 0 for each in experts)), 0)
         if not ranks:
             raise NotDescribed("no number of ranks divides its experts")
-        with one_of(model, dealt, ranks):
-            runs = [again(point) for point in points]
-            every = Recorded(runs, again(points[0], gradients=False), points)
-        with one_of(model, dealt, count):
-            _check_alike(runs[-1], again(points[-1]), max(experts) * COUNT_BYTES)
+        every: dict[str, Recorded] = {}
+        for name, casts in FORMATS[next(model.parameters()).dtype].items():
+            with one_of(model, dealt, ranks, casts=casts):
+                runs = [again(point) for point in points]
+                every[name] = Recorded(runs, again(points[0], gradients=False), points)
+            with one_of(model, dealt, count, casts=casts):
+                _check_alike(runs[-1], again(points[-1]), max(experts) * COUNT_BYTES)
     except NotDescribed as error:
-        return SpreadRecordings(None, str(error))
+        return SpreadRecordings({}, str(error))
     return SpreadRecordings(every)
 
 

@@ -317,8 +317,9 @@ def recorded_on(
         for unit in programs:
             made, programs[unit][f"{variant}-{device}"] = runs.program(unit, recorded, names)
             products.setdefault(unit, made.products(experts=unit in experts))
-            if unit in experts and (dealt := runs.program_apart(recorded[unit], names[unit])) is not None:
-                programs[unit][f"{variant}-{device}{APART}"] = dealt
+            if unit in experts:
+                dealt = runs.programs_apart(recorded[unit], names[unit])
+                programs[unit] |= {f"{name}-{device}{APART}": one for name, one in dealt.items()}
         unsplit, undealt = unsplit or runs.every.split.why, undealt or runs.spread.why
     if lengths is None or not products:
         raise failed[0]

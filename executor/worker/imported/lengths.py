@@ -221,15 +221,13 @@ class Recordings(NamedTuple):
         (batch, seq), far = self.every.points[0], self.far[0].points[0]
         return made, looped(program, longer, (batch, seq), (far[0], far[1]))
 
-    def program_apart(self, at: UnitName, names: dict[str, str]) -> Program | None:
-        """The program of a layer with experts on one of several ranks that these are dealt to, if it is recorded."""
-        if self.spread.every is None:
-            return None
-        made = UnitProgram(self.spread.every, at, names, None)
-        program = made.made()
-        if made.outside:
+    def programs_apart(self, at: UnitName, names: dict[str, str]) -> dict[str, Program]:
+        """Programs of a layer with experts on one of several ranks that these are dealt to, by number format."""
+        every = {name: UnitProgram(one, at, names, None) for name, one in self.spread.every.items()}
+        programs = {name: one.made() for name, one in every.items()}
+        if any(one.outside for one in every.values()):
             raise NotDescribed(f"{named(at)} reads what another layer made, and its experts are dealt to ranks")
-        return program
+        return programs
 
 
 def _place_of(
@@ -272,7 +270,7 @@ def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool, experts:
         every = Recorded(runs, again(first, forgets=True), lengths.points, split=split)
         if lengths.loops:
             far = Recorded(runs[-1:], again(last, forgets=True), (last,))
-    spread = SpreadRecordings(None)
+    spread = SpreadRecordings({})
     if experts and not autocast:
         spread = spread_recordings(model, lengths.points, lengths.loops, again)
     frozen = _frozen(every, model, again)
