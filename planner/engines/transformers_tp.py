@@ -32,6 +32,7 @@ from planner.engines.common import (
     trained_states,
 )
 from planner.engines.ddp import finished_elements, waiting_elements
+from planner.engines.described_calls import uses_after_experts
 from planner.engines.fsdp2 import Communication, UnitSizes, resharded, table_in_root
 from planner.inventory import Compute, Moment, is_layer
 from planner.parallelism.case import Case
@@ -96,7 +97,7 @@ def _layer_ahead(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     return weights, buckets + units.gathered[units.before(moment)] if ahead else buckets
 
 
-def _experts_apart(case: Case, reduced_bytes: float) -> Communication:
+def _experts_apart(case: Case, compute: Compute, reduced_bytes: float) -> Communication:
     """Experts that are spread over ranks are a unit of FSDP2's within their layer, sharded over ranks of its own: its
     gather comes after the layer's, its reduction before. Of one shard it is copied, with nothing to receive.
     `reduced_bytes`: of an element while it is reduced."""
@@ -104,6 +105,9 @@ def _experts_apart(case: Case, reduced_bytes: float) -> Communication:
     one = next(weight for weights in experts.values() for weight in weights)
     element, alone = fsdp2.gathered_bytes_of(case, one), case.shards(one) <= 1
     whole: dict[str, Number] = {unit: sum(each.elements for each in experts[unit]) * element for unit in experts}
+    late = [
+        unit for unit in experts if experts[unit] and case.model.described and uses_after_experts(case, compute, unit)
+    ]
 
     def received(units: UnitSizes, unit: str) -> Number:
         """What the last gather of a unit leaves."""
@@ -114,9 +118,9 @@ def _experts_apart(case: Case, reduced_bytes: float) -> Communication:
         layer = is_layer(moment.unit)
         if moment.phase == "backward":
             # What is gathered ahead is the layer's own part, and what is still being reduced. A layer with experts
-            # gathers these ahead, and they the layer before, once their backward has come.
+            # gathers these ahead, and they the layer before when their backward comes.
             ahead = whole[units.before(moment)] if layer or moment.unit == "tail" else 0.0
-            if layer and experts[moment.unit] and not moment.begun:
+            if moment.unit in late and not moment.begun:
                 ahead = units.gathered[units.before(moment)]
             after = units.after(moment) if layer or moment.unit == "embed" else "tail"
             reduced = where(units.scattered[after] > 0, reduced_bytes / element, 0.0)  # none while gradients stay whole
@@ -188,7 +192,9 @@ class TransformersTp(fsdp2.Fsdp2):
     def communication(self, case: Case) -> Communication:
         """FSDP2's, but where experts are apart, or a tied table is in the root."""
         if case.layout.ep > 1:
-            return _experts_apart(case, fsdp2.reduced_element_bytes(case, self.reduces_in_fp32(case)))
+            return _experts_apart(
+                case, self.compute(case), fsdp2.reduced_element_bytes(case, self.reduces_in_fp32(case))
+            )
         ahead = case.walked_model.tied and case.layout.reshard_after_forward
         return _layer_ahead if ahead else super().communication(case)
 
