@@ -121,7 +121,7 @@ def _experts_apart(case: Case, compute: Compute, reduced_bytes: float) -> Commun
             # gathers these ahead, and they the layer before when their backward comes.
             ahead = whole[units.before(moment)] if layer or moment.unit == "tail" else 0.0
             if moment.unit in late and not moment.begun:
-                ahead = units.gathered[units.before(moment)]
+                ahead = units.gathered[units.before(moment)] - received(units, moment.unit)
             after = units.after(moment) if layer or moment.unit == "embed" else "tail"
             reduced = where(units.scattered[after] > 0, reduced_bytes / element, 0.0)  # none while gradients stay whole
             return weights, buckets - ahead - reduced * whole[after]
