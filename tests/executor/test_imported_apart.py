@@ -95,12 +95,12 @@ def test_a_mixture_whose_experts_no_ranks_are_dealt_says_why(kind: str, monkeypa
     model = described({"model_type": kind, **SIZES, "num_hidden_layers": 2, **more}, "pure-bf16", monkeypatch)
 
     said = refusal(model, layout_of(2, 2))
-    assert why in said and said.endswith("Use ep=1")
+    assert why in said and said.endswith("Use ep=1.")
 
 
 REFUSED: dict[str, tuple[Layout, dict[str, Any], str]] = {
     "adapters": (layout_of(2, 2), {"method": "lora", "lora": Lora()}, "adapters of split weights are not described"),
-    "tensor ranks beside": (layout_of(2, 2, tp=2), {}, "sequence_parallel"),
+    "tensor ranks beside": (layout_of(2, 2, tp=2), {}, "a sequence that tensor ranks share is not predicted"),
     "a number that does not divide": (layout_of(3, 3), {}, "does not divide the 8 experts"),
     "copies of experts alone": (Layout(engine="transformers-tp", dp_shard=2, ep=4), {}, "the ranks it spans"),
     "kept layers": (layout_of(2, 2, reshard_after_forward=False), {}, "layers that stay gathered are not predicted"),
