@@ -50,23 +50,14 @@ def _unsplit(axis: str) -> Rule:
     )
 
 
-def _splits(case: Case) -> Any:
-    """Whether a layout has no tensor ranks, or a model's own plan says what these split, and it is described."""
-    described = case.model.described
-    split = described is not None and described.unsplit == ""
-    return (case.layout.tp == 1) | (split and case.layout.facts.splits_by_model)
-
-
-def _deals(case: Case) -> Any:
-    """Whether a layout deals no experts to ranks, or a model's own plan says how, and it is described."""
-    described = case.model.described
-    dealt = described is not None and described.undealt == ""
-    return (case.layout.ep == 1) | (dealt and case.layout.facts.splits_by_model)
-
-
-def _split_rule(axis: str, holds: Callable[[Case], Any], why_not: Callable[[Described], str | None]) -> Rule:
+def _split_rule(axis: str, why_not: Callable[[Described], str | None]) -> Rule:
     """Of an axis that a model's own plan splits: `why_not` is why it is not described, "" where it is, None in a
     description that was made before it was."""
+
+    def holds(case: Case) -> Any:
+        described = case.model.described
+        split = described is None or (why_not(described) == "" and case.layout.facts.splits_by_model)
+        return (getattr(case.layout, axis) == 1) | split
 
     def sentence(case: Case) -> str:
         described, name = case.model.described, f"{case.model.name} is an imported model"
@@ -84,7 +75,7 @@ def _split_rule(axis: str, holds: Callable[[Case], Any], why_not: Callable[[Desc
     return Rule(
         name=f"{axis} of a described model",
         field=axis,
-        holds=lambda case: case.model.described is None or holds(case),
+        holds=holds,
         sentence=sentence,
         fix=fix,
     )
@@ -199,8 +190,8 @@ DESCRIBED: tuple[Rule, ...] = (
         "Use engine=ddp, fsdp2 or deepspeed",
     ),
     *map(_unsplit, SPLITS),
-    _split_rule("tp", _splits, lambda described: described.unsplit),
-    _split_rule("ep", _deals, lambda described: described.undealt),
+    _split_rule("tp", lambda described: described.unsplit),
+    _split_rule("ep", lambda described: described.undealt),
     Rule(
         name="tp does not divide a described model",
         field="tp",

@@ -7,6 +7,7 @@ router sends. Not here: experts that tensor ranks split by their width (split.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -150,42 +151,39 @@ def _part(weight: nn.Parameter, ranks: int) -> nn.Parameter:
 def spread_recordings(
     model: Any, points: Sequence[Point], loops: bool, again: Callable[..., ModelRecording]
 ) -> SpreadRecordings:
-    """Recordings at `points` of a model whose experts are dealt to ranks, as many as they need to be of one expert or
-    two; `again` records the model as it is then."""
+    """Recordings at `points` of a model whose experts are dealt to the fewest ranks that divide them; `again` records
+    the model as it is then."""
     try:
         if decoder_config(model.config) is not model.config:
             raise NotDescribed("no expert ranks are trained beside its towers")
         if loops:
             raise NotDescribed("its loops over a sequence are not recorded over expert ranks")
         dealt = dealt_weights(model)
-        experts = {model.get_submodule(name).num_experts for name in dealt}
-        count = min(experts)
-        ranks = next((one for one in range(2, count + 1) if all(each % one == 0 for each in experts)), 0)
-        if not ranks:
+        experts = [model.get_submodule(name).num_experts for name in dealt]
+        most = math.gcd(*experts)
+        least = next((one for one in range(2, most + 1) if most % one == 0), 0)
+        if not least:
             raise NotDescribed("no number of ranks divides its experts")
         every: dict[str, Recorded] = {}
         for name, casts in FORMATS[next(model.parameters()).dtype].items():
-            with one_of(model, dealt, ranks, casts=casts):
+            with one_of(model, dealt, least, casts=casts):
                 runs = [again(point) for point in points]
-                every[name] = Recorded(runs, again(points[0], gradients=False), points)
-            with one_of(model, dealt, count, casts=casts):
+                every[name] = Recorded(runs, again(points[0], gradients=False), points, dealt=True)
+            with one_of(model, dealt, most, casts=casts):
                 _check_alike(runs[-1], again(points[-1]), max(experts) * COUNT_BYTES)
     except NotDescribed as error:
         return SpreadRecordings({}, str(error))
     return SpreadRecordings(every)
 
 
-def _check_alike(one: ModelRecording, other: ModelRecording, most: int) -> None:
+def _check_alike(one: ModelRecording, other: ModelRecording, numbers_bytes: int) -> None:
     """Raise NotDescribed where another number of ranks makes other operations or sizes, by more bytes than numbers of
-    experts have."""
+    experts have; gradients of experts are as many as these."""
+    weights = {one.sizes[weight] for weight in one.weights}
     if [op.name for op in one.operations] != [op.name for op in other.operations]:
         raise NotDescribed("its operations are others on another number of expert ranks")
     for here, there in zip(one.operations, other.operations, strict=True):
         for made, same in zip(here.made, there.made, strict=True):
-            if abs(one.sizes[made] - other.sizes[same]) > most and not _of_experts(one, made):
+            size = one.sizes[made]
+            if abs(size - other.sizes[same]) > numbers_bytes and size not in weights:
                 raise NotDescribed(f"what {here.name} makes is of another size on another number of expert ranks")
-
-
-def _of_experts(run: ModelRecording, storage: int) -> bool:
-    """Whether a storage is as large as a weight of experts: the gradient of one."""
-    return run.sizes[storage] in {run.sizes[weight] for weight in run.weights}

@@ -223,7 +223,7 @@ class Recordings(NamedTuple):
 
     def programs_apart(self, at: UnitName, names: dict[str, str]) -> dict[str, Program]:
         """Programs of a layer with experts on one of several ranks that these are dealt to, by number format."""
-        every = {name: UnitProgram(one, at, names, None, over_ranks=True) for name, one in self.spread.every.items()}
+        every = {name: UnitProgram(one, at, names, None) for name, one in self.spread.every.items()}
         programs = {name: one.made() for name, one in every.items()}
         if any(one.outside for one in every.values()):
             raise NotDescribed(f"{named(at)} reads what another layer made, and its experts are dealt to ranks")

@@ -58,19 +58,10 @@ from planner.spec.described import (
 class UnitProgram:
     """Makes the program of one unit of a recorded model."""
 
-    def __init__(
-        self,
-        recorded: Recorded,
-        unit: UnitName,
-        names: dict[str, str],
-        frozen: Recorded | None,
-        *,
-        over_ranks: bool = False,
-    ) -> None:
+    def __init__(self, recorded: Recorded, unit: UnitName, names: dict[str, str], frozen: Recorded | None) -> None:
         """`names` are those of the unit's weights by their names in the model. `frozen` is recorded with all weights
-        but the embedding frozen. A program of a unit `over_ranks` says where its experts are."""
+        but the embedding frozen."""
         self.recorded, self.unit, self.names, self.frozen = recorded, unit, names, frozen
-        self.over_ranks = over_ranks or recorded.split.near is not None
         self.base = recorded.base
         forward = recorded.halves[0]
         if unit[0] == "layer":
@@ -141,7 +132,7 @@ class UnitProgram:
                 before = len(steps)
             elif event.kind == "experts":
                 given = tuple(self._place(one.place) for one in event.tensor)
-            elif event.kind == "summed" and len(given) == 2 and self.over_ranks:
+            elif event.kind == "summed" and len(given) == 2 and self.recorded.over_ranks:
                 summed.append(Summed(len(steps), *given, self._place(event.tensor.place)))
             elif event.kind == "linear" and self._plain(event):
                 end = next(i for i, one in enumerate(pending) if one.kind == "made")
