@@ -220,7 +220,7 @@ def _job(given: Given, model: ModelSpec) -> TrainingJob:
         recipe=_recipe(given),
         **fields("job", given),
     )
-    check_images(model, job.image_tokens, seq_len)
+    check_images(model, job)
     return tuned(job, fields("optimizer", given))
 
 

@@ -208,9 +208,10 @@ def _towers(question: Question) -> tuple[str, ...]:
     described, images = question.model.described, question.job.image_tokens
     if images and described is not None and (towers := described.seeing) is not None:
         size = f"images of {towers.per_image} tokens" if towers.per_image else "one image"
+        use = "are trained" if question.job.trains_towers else "stay frozen"
         return (
             f"{images} tokens of each sequence are images', {images * towers.patches} patches of the tower ({size}). "
-            f"The tower and its projector, {held:,} parameters, stay frozen, and the trainer here has no images yet",
+            f"The tower and its projector, {held:,} parameters, {use}, and the trainer here has no images yet",
         )
     attention = ", attention to images" if described is not None and described.idle_layers else ""
     return (

@@ -66,14 +66,15 @@ class UnitSizes(msgspec.Struct, frozen=True):
         if is_layer(moment.unit):
             before = [kind for kind in self.kinds[: moment.layer] if kind != BETWEEN]
             return before[-1] if before else "embed"
-        return self.last
+        return self.last if moment.unit != TOWER else "embed"
 
     def after(self, moment: Moment) -> str:
         """The unit that runs just after this one in forward, and before it in backward."""
         if is_layer(moment.unit):
             after = (kind for kind in self.kinds[moment.layer + 1 :] if kind != BETWEEN)
             return next(after, "tail")
-        return self.kinds[0]
+        trained = moment.unit == "embed" and self.scattered.get(TOWER)
+        return TOWER if trained else next(kind for kind in self.kinds if kind != BETWEEN)
 
     def up_to(self, layer: int) -> Number:
         """Gathered weights of the first layers, this one included."""
@@ -102,7 +103,7 @@ def resharded(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     if moment.unit == "tail":
         return tail, units.gathered[units.before(moment)]  # the last layer's gather has begun
     own = units.gathered[moment.unit]
-    if is_layer(moment.unit):
+    if is_layer(moment.unit) or moment.unit == TOWER:
         return own, units.gathered[units.before(moment)] + units.scattered[units.after(moment)]
     return own, units.scattered[units.after(moment)]
 
@@ -111,7 +112,8 @@ def table_in_root(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     """With tied embeddings the tail holds the table: gathered from the first lookup to the end of backward."""
     tail = units.gathered["tail"]
     if moment.unit == TOWER:
-        return tail + units.gathered[TOWER], units.gathered[TOWER]
+        reduced = units.scattered[units.after(moment)] if moment.phase == "backward" else 0.0
+        return tail + units.gathered[TOWER], units.gathered[TOWER] + reduced
     if moment.unit == "embed":
         return tail, tail if moment.phase == "forward" else units.scattered[units.after(moment)]
     in_layer = is_layer(moment.unit)
@@ -323,16 +325,24 @@ def _towers(case: Case) -> list[Number]:
     ]
 
 
-def _tower_calls(case: Case, rounds: Number) -> list[Call]:
-    """Frozen towers are gathered for their forward. Nothing reduces them, and backward gathers the last one ahead of
-    time, as the unit before the first layer, and does not run it."""
+def _tower_calls(case: Case, rounds: Number, reductions: Number, fp32_reduce: bool) -> list[Call]:
+    """Towers are gathered for their forward. Of frozen ones backward gathers the last ahead of time, as the unit before
+    the first layer, and does not run it; trained ones are gathered again and reduced, each module for itself."""
     if not (towers := _towers(case)):
         return []
-    axis = case.shard_axis(case.units()[TOWER][0])
-    return [
+    weight, trained = case.units()[TOWER][0], case.job.trains_towers
+    axis = case.shard_axis(weight)
+    calls = [
         _call(case, "all_gather", axis, TOWER, phase, rounds * len(sizes), rounds * sum(sizes))
-        for phase, sizes in (("forward", towers), ("backward", towers[-1:]))
+        for phase, sizes in (("forward", towers), ("backward", towers if trained else towers[-1:]))
     ]
+    if trained:
+        grads, count = reductions * scattered(case, TOWER, fp32_reduce), reductions * len(towers)
+        calls.append(_call(case, "reduce_scatter", axis, TOWER, "backward", count, grads))
+        if is_column(case.layout.dp_replicate) or case.layout.dp_replicate > 1:
+            shards = grads / case.shards(weight)
+            calls.append(_call(case, "all_reduce", "dp_replicate", TOWER, "backward", count, shards))
+    return calls
 
 
 def _skipped(case: Case, unit: str) -> int:
@@ -543,7 +553,7 @@ class Fsdp2(Engine):
             if replicated:
                 shards = grads / case.shards(trained[0])
                 calls.append(_call(case, "all_reduce", "dp_replicate", unit, "backward", count, shards * reductions))
-        return calls + _tower_calls(case, rounds) + _muon_calls(case)
+        return calls + _tower_calls(case, rounds, reductions, fp32_reduce) + _muon_calls(case)
 
     def ideal(self, case: Case) -> list[Call]:
         """ZeRO-3's own, on unpadded sizes, and the all-reduce over replicas."""

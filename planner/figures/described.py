@@ -78,9 +78,9 @@ def beside_described(case: Case, unit: str) -> Beside:
 
 
 def towers_beside(case: Case) -> Beside:
-    """The forward of a model's frozen towers on the images of a micro-batch. Attention is over whole images, one a
-    sequence or as large as the model fixes them, or over windows of these; without a causal mask it is as two calls
-    with one, whose kernels were measured."""
+    """A model's towers on the images of a micro-batch. Attention is over whole images, one a sequence or as large as
+    the model fixes them, or over windows of these; without a causal mask it is as two calls with one, whose kernels
+    were measured."""
     described, element = described_of(case.model), engine_of(case.layout.engine).compute(case)
     if not isinstance(described, DescribedWithImages) or described.seeing is None:
         return Beside()
@@ -92,12 +92,14 @@ def towers_beside(case: Case) -> Beside:
     attention: Number = 0.0
     started: Number = program.starts
     products: list[Product] = []
+    gradients: list[Product] = []
     calls: list[Attention] = []
     for one in towers.products:
         rows, times = size(one.rows).at(1, positions), _count(one.times, 1, positions)
         flops = flops + matmul_flops(one.n * one.k, rows) * times
         operands = operands + product_operands(rows, one.n + one.k, one.n * one.k) * times
         products.append(Product(rows, one.n, one.k, times))
+        gradients += [Product(rows, one.k, one.n, times), Product(one.n, one.k, rows, times)]
         started = started + times
     for each in towers.attention:
         span = each.window or towers.patches * (towers.per_image or described.images)
@@ -110,7 +112,9 @@ def towers_beside(case: Case) -> Beside:
         product_flops=flops,
         operands=operands,
         products=tuple(products),
+        products_back=tuple(gradients),
         attention=tuple(calls),
+        attention_back=tuple(one._replace(backward=True) for one in calls),
         moved_bytes=of_images(described, program.moved).at(batch, seq),
         operations=started,
     )

@@ -287,19 +287,36 @@ def _backward(case: Case, unit: str, found: _Products, forward: Load) -> Load:
     )
 
 
+def _tower_work(case: Case) -> Work:
+    """Towers: their forward, and where they are trained their backward, of a gradient for each operand of a product,
+    and the forward that runs again in it."""
+    seen = towers_beside(case)
+    forward = Load(
+        product_flops=seen.product_flops,
+        operands=seen.operands,
+        attention_flops=seen.attention_flops,
+        moved_bytes=seen.moved_bytes,
+        operations=seen.operations,
+        kernels=seen.products + seen.attention,
+    )
+    if not case.job.trains_towers:
+        return Work(forward)
+    trained = [weight for weight in case.units()[TOWER] if weight.trainable]
+    backward = Load(
+        product_flops=2 * seen.product_flops,
+        operands=2 * seen.operands,
+        attention_flops=2 * seen.attention_flops,
+        moved_bytes=seen.moved_bytes,
+        fixed_bytes=added_up_bytes(case, trained, element_bytes_of(case)),
+        operations=BACKWARD_OPERATIONS * seen.operations,
+        kernels=seen.products_back + seen.attention_back,
+    )
+    return Work(forward, backward, forward if case.layout.recompute == "full" else Load())
+
+
 def _end_work(case: Case, unit: str) -> Work:
     if unit == TOWER:
-        seen = towers_beside(case)
-        return Work(
-            Load(
-                product_flops=seen.product_flops,
-                operands=seen.operands,
-                attention_flops=seen.attention_flops,
-                moved_bytes=seen.moved_bytes,
-                operations=seen.operations,
-                kernels=seen.products + seen.attention,
-            )
-        )
+        return _tower_work(case)
     parts, tokens, element = case.parts, case.tokens, element_bytes_of(case)
     if unit == "embed":
         looked_up = 2 * tokens * case.model.hidden * element

@@ -118,6 +118,7 @@ class Tape:
         self.outputs: list[Tensor] = []
         self.made: dict[str, list[Tensor | None]] = {}
         self.prelude: Any = None
+        self.seen: list[Tensor] = []
 
     def enter(self, unit: str, layer: int = -1) -> None:
         """The operations that follow belong to this unit."""

@@ -21,6 +21,7 @@ from planner.inventory.compute import liger_parts, with_attention, with_compile,
 from planner.inventory.units import by_layer, repeats
 from planner.parallelism.pipeline import stage_of
 from planner.spec import Cluster, Kernels, Layout, Lora, ModelSpec, Runtime, TrainingJob
+from planner.spec.described import TOWER
 from planner.spec.plan import Plan
 from planner.spec.seeing import with_images
 
@@ -151,7 +152,8 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     def __post_init__(self) -> None:
         """A model that sees is as it runs on the job's images."""
         if self.job.image_tokens:
-            msgspec.structs.force_setattr(self, "model", with_images(self.model, self.job.image_tokens))
+            seen = with_images(self.model, self.job.image_tokens, trained=self.job.trains_towers)
+            msgspec.structs.force_setattr(self, "model", seen)
 
     @classmethod
     def of(cls, plan: Plan) -> Case:
@@ -441,7 +443,9 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     def weights(self) -> list[Weight]:
         """Every weight tensor of this stage, layers repeated, in forward order (numbers, not columns)."""
-        return [weight for unit in self.unit_by_unit() for weight in self._units[unit]]
+        towers = (TOWER,) if TOWER in self._units else ()
+        first, *others = self.unit_by_unit()
+        return [weight for unit in (first, *towers, *others) for weight in self._units[unit]]
 
     def unit_by_unit(self) -> Iterator[str]:
         """Every unit of this stage, layers repeated, in forward order (numbers, not columns)."""
@@ -453,7 +457,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         """How many layers of each kind stand between a moment's unit and the head: those whose backward is done."""
         if moment.unit in ("tail", "loss"):
             return dict.fromkeys(self.kinds, 0)
-        if moment.unit == "embed":
+        if moment.unit in ("embed", TOWER):
             return dict(self._repeats)
         return self._after[moment.layer]
 
@@ -466,10 +470,10 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         return found[::-1]
 
     def done(self, moment: Moment, sizes: Mapping[str, Number]) -> Number:
-        """Sum of the sizes of the tail and of the layers whose backward is done at a moment of it, by unit."""
+        """Sum of the sizes of the tail, of layers and of towers whose backward is done at a moment of it, by unit."""
         if moment.unit == "tail":
             return 0
-        found = sizes["tail"]
+        found = sizes["tail"] + (sizes.get(TOWER, 0) if moment.unit == "embed" else 0)
         for unit, layers in self.layers_after(moment).items():
             found = found + layers * sizes[unit]
         return found

@@ -13,7 +13,7 @@ from planner.basics.arith import is_column, remainder
 from planner.parallelism.rule import Rule
 from planner.spec.described import APART, Described, changes_logits
 from planner.spec.options import LARGEST_SEQ
-from planner.spec.seeing import images_refusal, without_images
+from planner.spec.seeing import images_refusal, towers_refusal, without_images
 
 if TYPE_CHECKING:
     from planner.parallelism.case import Case
@@ -173,7 +173,39 @@ IMAGES: tuple[Rule, ...] = (
         "a tower that stays gathered after its forward is not modelled",
         "Use reshard_after_forward=true",
     ),
+    _of_images(
+        "trained towers beside adapters",
+        "method",
+        lambda case: not case.job.trains_towers or case.lora is None,
+        "towers that are trained beside adapters are not modelled",
+        "Use method=full, or towers=frozen",
+    ),
+    _of_images(
+        "trained towers in part made again",
+        "recompute",
+        lambda case: not case.job.trains_towers or case.layout.recompute in ("none", "full"),
+        "a trained tower is planned with all of its layers made again, or none",
+        "Use recompute=full or none",
+    ),
+    _of_images(
+        "optimizers of trained towers",
+        "optimizer",
+        lambda case: not case.job.trains_towers or case.job.optimizer.name != "muon",
+        "Muon's steps of a tower's weights are not modelled",
+        "Use optimizer=adamw, or towers=frozen",
+    ),
+    Rule(
+        name="towers that are trained",
+        field="towers",
+        holds=lambda case: not case.job.trains_towers or _towers_refusal(case) is None,
+        sentence=lambda case: f"trained {_towers_refusal(case)[0]}",  # type: ignore[index]
+        fix=lambda case: _towers_refusal(case)[1],  # type: ignore[index]
+    ),
 )
+
+
+def _towers_refusal(case: Case) -> tuple[str, str] | None:
+    return towers_refusal(without_images(case.model), case.job.image_tokens)
 
 
 def _images_refusal(case: Case) -> tuple[str, str] | None:

@@ -226,15 +226,39 @@ Linear = tuple[float, float]
 """So much for each position of images, and a fixed part."""
 
 
-class TowerProgram(msgspec.Struct, frozen=True, kw_only=True):
+class TowerGradient(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a tower's backward, up to a weight's gradient: the weight, `back` places before that of the part before
+    in the unit's order, which begins anew after the first; what is held at its moments beside weights' gradients, of
+    which none is below another for every number of images, and as it ends, both counted from the end of the part
+    before. `back` is 0 after the last gradient."""
+
+    back: int
+    moments: tuple[Linear, ...]
+    end: Linear
+
+
+class TowerTraining(msgspec.Struct, frozen=True, kw_only=True):
+    """A tower whose weights are trained: what its forward holds at moments as those of TowerProgram, what is `kept` for
+    its backward, what autocast has `cached` until the model's forward is over, and the parts of the backward."""
+
+    moments: tuple[Linear, ...]
+    kept: Linear
+    cached: Linear
+    back: tuple[TowerGradient, ...]
+
+
+class TowerProgram(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The forward of a model's frozen towers in one number format on one kind of device, in bytes: what is held at
     moments of which none is below another for every number of images, what is `left` to the model, and what operations
-    beside products move, which are `starts`."""
+    beside products move, which are `starts`. `trained` is how they run where they are trained, `again` the same where
+    their layers run again in backward."""
 
     moments: tuple[Linear, ...]
     left: Linear
     moved: Linear
     starts: int
+    trained: TowerTraining | None = None
+    again: TowerTraining | None = None
 
 
 class TowerAttention(msgspec.Struct, frozen=True, array_like=True):

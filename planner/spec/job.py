@@ -21,6 +21,7 @@ Implementation = Literal["fused", "foreach", "for-loop"]
 StepImplementation = Literal["fused", "foreach", "for-loop", "foreach-2.0"]
 """How torch steps, older releases included: up to 2.0 its lists made two results of every tensor."""
 Packing = Literal["padded", "packed"]
+TowerUse = Literal["frozen", "trained"]
 CodeStorage = Literal["bf16", "uint8"]
 BaseFormat = Literal["nf4", "gptq", "int8"]
 BYTES = "bytes"
@@ -129,7 +130,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     `mean_seq_len` is the documents' mean length where they do not fill a sequence, None where they do. `padded` gives
     each a sequence of its own, `packed` lays them end to end and keeps attention inside each (kernels say how).
-    `images` are the positions of each sequence that are images', where it has any.
+    `images` are the positions of each sequence that are images', where it has any; `towers` says whether those that
+    see them are trained.
     """
 
     method: Method = "full"
@@ -146,11 +148,17 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     narrow_gradients: bool = False
     narrow_moments: bool = False
     images: int | msgspec.UnsetType = msgspec.UNSET
+    towers: TowerUse | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def image_tokens(self) -> int:
         """Positions of a sequence that are images'."""
         return 0 if self.images is msgspec.UNSET else self.images
+
+    @property
+    def trains_towers(self) -> bool:
+        """Whether towers are trained, with their projectors."""
+        return self.towers == "trained"
 
     @property
     def product_rate(self) -> str:

@@ -11,7 +11,16 @@ from typing import Literal, get_args
 
 import msgspec
 
-from planner.spec.job import BaseFormat, CodeStorage, Implementation, Method, OptimizerName, Packing, Precision
+from planner.spec.job import (
+    BaseFormat,
+    CodeStorage,
+    Implementation,
+    Method,
+    OptimizerName,
+    Packing,
+    Precision,
+    TowerUse,
+)
 from planner.spec.layout import (
     LIGER,
     RECOMPUTE,
@@ -184,6 +193,8 @@ _BATCH = _of(
     Option("image_tokens", "whole",
            "Tokens of each sequence that are images', as the language model sees them; patches of the tower follow.",
            "job", 1, LARGEST_SEQ, default="text alone", field="images"),
+    Option("towers", "choice", "Towers that see the images, with their projectors.", "job",
+           choices=get_args(TowerUse), default="frozen"),
     Option("global_batch_size", "whole", "Sequences an optimizer step.", "job", 1, LARGEST_BATCH, trust=6,
            replaced_by=("micro_batch_size", "grad_accum"), often=True),
 )  # fmt: skip

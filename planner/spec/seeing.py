@@ -13,6 +13,7 @@ from planner.basics.errors import PlannerError
 from planner.spec.described import (
     BETWEEN,
     IMAGES,
+    TOWER,
     AutogradStep,
     ByteCount,
     Described,
@@ -21,6 +22,7 @@ from planner.spec.described import (
     Program,
     Step,
 )
+from planner.spec.job import TrainingJob
 from planner.spec.model import ModelSpec
 
 SEES = 7
@@ -28,27 +30,29 @@ SEES = 7
 
 
 class DescribedWithImages(Described, frozen=True, kw_only=True, omit_defaults=True, dict=True):
-    """A description with `images` positions of images in each sequence, in which sizes are those of such sequences.
-    `plain` is the description that it is of."""
+    """A description with `images` positions of images in each sequence, in which sizes are those of such sequences, and
+    towers that are `trained` or frozen. `plain` is the description that it is of."""
 
     plain: Described
     images: int
+    trained: bool
 
     def __hash__(self) -> int:
-        """As that of the description, and by the positions of images."""
-        return hash((hash(self.plain), self.images))
+        """As that of the description, and by what is done with images."""
+        return hash((hash(self.plain), self.images, self.trained))
 
 
-def with_images(model: ModelSpec, images: int) -> ModelSpec:
-    """A model as it runs where `images` positions of each sequence are images'; as it is where it does not see."""
+def with_images(model: ModelSpec, images: int, *, trained: bool = False) -> ModelSpec:
+    """A model as it runs where `images` positions of each sequence are images', with its towers frozen or `trained`; as
+    it is where it does not see."""
     described = model.described
     if not images or described is None or described.seeing is None or isinstance(described, DescribedWithImages):
         return model
-    return _with_images(model, images)
+    return _with_images(model, images, trained)
 
 
 @lru_cache(maxsize=16)
-def _with_images(model: ModelSpec, images: int) -> ModelSpec:
+def _with_images(model: ModelSpec, images: int, trained: bool) -> ModelSpec:
     described = model.described
     assert described is not None and described.seeing is not None
     towers, units = described.seeing, dict[str, DescribedUnit]()
@@ -58,13 +62,17 @@ def _with_images(model: ModelSpec, images: int) -> ModelSpec:
             units.setdefault(name, unit)
         else:
             units[plain] = _at(described.units.get(plain), unit, images)
+    if trained:
+        weights = tuple(replace(one, use="other") for one in units[TOWER].weights)
+        units[TOWER] = replace(units[TOWER], weights=weights)
     runs = []
     for place, (kind, count) in enumerate(described.runs_of(model.layers)):
         apart = min(towers.between, count) if place == 0 else 0
         runs += [(kind, 1), (BETWEEN, 1)] * apart + [(kind, count - apart)]
     of_plain = {name: getattr(described, name) for name in Described.__struct_fields__}
     changed = {"units": units, "runs": tuple(runs), "shortest": towers.shortest, "longest": towers.longest}
-    return replace(model, imported=DescribedWithImages(**of_plain | changed, plain=described, images=images))
+    seen = DescribedWithImages(**of_plain | changed, plain=described, images=images, trained=trained)
+    return replace(model, imported=seen)
 
 
 def without_images(model: ModelSpec) -> ModelSpec:
@@ -91,10 +99,24 @@ def images_refusal(model: ModelSpec, images: int, seq_len: int) -> tuple[str, st
     return None
 
 
-def check_images(model: ModelSpec, images: int, seq_len: int) -> None:
-    """Refuse images that a model does not take (PlannerError)."""
-    if images and (refused := images_refusal(model, images, seq_len)) is not None:
+def towers_refusal(model: ModelSpec, images: int) -> tuple[str, str] | None:
+    """Why a model's towers are not trained, and what to do; None where they are."""
+    if not images:
+        return "is for sequences with images", "Add --image-tokens N, or leave it out"
+    towers = None if model.described is None else model.described.seeing
+    if towers is not None and all(one.trained is None for one in towers.programs.values()):
+        rule = f"is not planned for {model.name}, whose import did not record how its towers train"
+        return rule, "Make it again: executor import CONFIG --images -o model.json, and --model model.json"
+    return None
+
+
+def check_images(model: ModelSpec, job: TrainingJob) -> None:
+    """Refuse images that a model does not take, and towers that are not trained (PlannerError)."""
+    images = job.image_tokens
+    if images and (refused := images_refusal(model, images, job.seq_len)) is not None:
         raise PlannerError("image_tokens", images, *refused)
+    if job.trains_towers and (refused := towers_refusal(model, images)) is not None:
+        raise PlannerError("towers", "trained", *refused)
 
 
 def _at(plain: DescribedUnit | None, unit: DescribedUnit, images: int) -> DescribedUnit:

@@ -28,7 +28,7 @@ from planner.basics.errors import PlannerError
 from planner.cli import planner
 from planner.figures.work import unit_work
 from planner.parallelism.case import Case
-from planner.spec import Layout, Lora, ModelSpec, TrainingJob
+from planner.spec import Layout, Lora, ModelSpec, Optimizer, TrainingJob
 from planner.spec.described import TOWER
 from planner.spec.importing import read_described, write_described
 from planner.spec.plan import Plan, encode_plan, read_plan
@@ -79,13 +79,20 @@ SPLITS: dict[str, dict[str, Any]] = {
     "single": {"engine": "single"},
     "ddp": {"engine": "ddp", "dp_replicate": 4},
     "fsdp2": {"engine": "fsdp2", "dp_shard": 4, "zero_stage": 3},
+    "hsdp": {"engine": "fsdp2", "dp_replicate": 2, "dp_shard": 2, "zero_stage": 3},
 }
 EVERY = [
     one
-    for one in product(KINDS, SPLITS, ("bf16", "pure-bf16"), ("full", "lora"), ("none", "full"), (304, 1104))
+    for one in product(KINDS, tuple(SPLITS)[:3], ("bf16", "pure-bf16"), ("full", "lora"), ("none", "full"), (304, 1104))
     if one[1:3] != ("fsdp2", "bf16")  # the program of pure-bf16
 ]
+TRAINED = [
+    one
+    for one in product(KINDS, SPLITS, ("bf16", "pure-bf16"), ("none", "full"), (1, 2))
+    if one[2] != "bf16" or one[1] in ("single", "ddp")
+]
 IN_CI = [*Random(31).sample([one for one in EVERY if one[0] == "qwen3_vl" and one[2:4] == ("pure-bf16", "full")], 1)]
+TRAINED_IN_CI = Random(32).sample([one for one in TRAINED if one[0] == "qwen3_vl" and one[2] == "pure-bf16"], 2)
 
 
 @cache
@@ -97,9 +104,11 @@ def seeing(kind: str, numbers: str) -> ModelSpec:
         return spec_of(kind, raw, config_of(raw), describe(raw, ("cuda",), images=True))
 
 
-def plan_with_images(model: ModelSpec, images: int, split: str = "single", recompute: str = "none", **job: Any) -> Plan:
+def plan_with_images(
+    model: ModelSpec, images: int, split: str = "single", recompute: str = "none", accum: int = 1, **job: Any
+) -> Plan:
     """A plan of sequences of a length that no recording has."""
-    layout = Layout(micro_batch_size=3, recompute=recompute, **SPLITS[split])
+    layout = Layout(micro_batch_size=3, recompute=recompute, grad_accum=accum, **SPLITS[split])
     more: dict[str, Any] = {"images": images} if images else {}
     return planned(model, TrainingJob(**{"precision": "pure-bf16", "seq_len": 1184} | job, **more), layout)
 
@@ -119,6 +128,24 @@ def test_peak_with_images_is_that_of_a_trace(
 
     assert report.memory.peak.error_percent == pytest.approx(0, abs=0.5)
     for line in report.traffic.lines:
+        assert line.error_percent == pytest.approx(0, abs=1e-6), line
+
+
+@pytest.mark.parametrize(
+    ("kind", "split", "precision", "recompute", "accum"),
+    [pytest.param(*one, marks=() if one in TRAINED_IN_CI else pytest.mark.long) for one in TRAINED],
+)
+def test_peak_and_traffic_of_a_trained_tower_are_those_of_a_trace(
+    kind: str, split: str, precision: str, recompute: str, accum: int
+) -> None:
+    model = seeing(kind, "mixed" if precision == "bf16" else "pure")
+    plan = plan_with_images(model, 304, split, recompute, accum, precision=precision, towers="trained")
+    report = traces.compared(plan, trace(plan, 0))
+
+    assert report.memory.peak.error_percent == pytest.approx(0, abs=0.5)
+    for line in report.traffic.lines:
+        if line.name == "all_reduce/dp_replicate/tail/backward":
+            continue  # half of the last norm's gradient is sent in a call that is too small to be counted
         assert line.error_percent == pytest.approx(0, abs=1e-6), line
 
 
@@ -144,6 +171,28 @@ def test_the_tower_s_work_grows_with_images_and_is_none_without() -> None:
     assert more.backward.flops == 0
 
 
+@pytest.mark.parametrize(("recompute", "times"), [("none", 3), ("full", 4)])
+def test_a_trained_tower_s_work_is_three_times_its_forward_and_once_more_where_it_runs_again(
+    recompute: str, times: int
+) -> None:
+    model = seeing("qwen3_vl", "pure")
+    work = unit_work(Case.of(plan_with_images(model, 304, "single", recompute, towers="trained")))[TOWER]
+
+    whole = work.forward.product_flops + work.backward.product_flops + work.again.product_flops
+    assert whole == pytest.approx(times * work.forward.product_flops)
+
+
+def test_a_trained_tower_has_states_of_all_its_weights() -> None:
+    model = seeing("qwen3_vl", "pure")
+    frozen, trained = (
+        Case.of(plan_with_images(model, 304, **more))
+        for more in ({}, {"towers": "trained"})  # type: ignore[arg-type]
+    )
+    tower = sum(weight.elements for weight in trained.units()[TOWER])
+
+    assert trained.total(trainable=True) - frozen.total(trainable=True) == tower > 0
+
+
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
@@ -151,6 +200,7 @@ def test_the_tower_s_work_grows_with_images_and_is_none_without() -> None:
         (("--image-tokens", "300", "--tp", "2", "--gpus", "2"), "a tower that runs is planned whole"),
         (("--image-tokens", "300", "--gpus", "4", "--zero-stage", "2", "--dp-shard", "4"), "a tower that runs"),
         (("--image-tokens", "0"), "image_tokens=0"),
+        (("--towers", "trained"), "is for sequences with images"),
     ],
 )
 def test_what_is_not_planned_with_images_is_refused_in_one_line(
@@ -162,6 +212,23 @@ def test_what_is_not_planned_with_images_is_refused_in_one_line(
 
     assert isinstance(answer.exception, PlannerError), answer.output
     assert rule in answer.exception.sentence and len(answer.exception.sentence) <= 300
+
+
+@pytest.mark.parametrize(
+    ("job", "recompute", "rule"),
+    [
+        ({"method": "lora", "lora": Lora()}, "none", "trained beside adapters"),
+        ({}, "attention", "layers made again"),
+        ({"optimizer": Optimizer(name="muon")}, "none", "Muon's steps"),
+    ],
+)
+def test_towers_are_not_trained_beside_what_is_not_modelled(job: dict[str, Any], recompute: str, rule: str) -> None:
+    frozen, trained = (
+        refusal(Case.of(plan_with_images(seeing("qwen3_vl", "pure"), 300, "ddp", recompute, **job, **more)))
+        for more in ({}, {"towers": "trained"})
+    )
+
+    assert rule in str(trained) and rule not in str(frozen)
 
 
 def _everywhere(model: ModelSpec) -> ModelSpec:

@@ -50,7 +50,7 @@ LOOPS = "its loops over a sequence are not recorded over tensor ranks"
 
 
 class OverPositions(NotDescribed):
-    """A loop over single positions is not described, at whatever multiple of them."""
+    """A loop over single positions is not described, so nor is it at multiples that the configuration does not name."""
 
 
 class RecordedLengths(NamedTuple):
@@ -88,19 +88,21 @@ def lengths_of(model: Any) -> RecordedLengths:
     def found(multiple: int, unit: int) -> RecordedLengths | None:
         try:
             return _lengths(runs, multiple, unit)
-        except OverPositions:
-            raise
         except NotDescribed as error:
             refusals.append(error)
             return None
 
     config = model.config.get_text_config()
     named = _named_multiples(config)
-    multiples = [*named, *sorted({*PADS} - {*named})]
+    others = sorted({*PADS} - {*named})
+    multiples = [*named, *others]
     chosen = _chosen(config)
     compressed = [(rate, one * least) for one in chosen for least, rate in combinations(_rates(config), 2)]
-    steps = [(1, UNIT), *compressed, *((1, one) for one in chosen), *((one, one) for one in multiples)]
-    best = next(filter(None, starmap(found, [*steps, *((1, one) for one in PADS[-2:])])), None)
+    steps = [(1, UNIT), *compressed, *((1, one) for one in chosen), *((one, one) for one in named)]
+    best = next(filter(None, starmap(found, steps)), None)
+    if best is None and not any(isinstance(one, OverPositions) for one in refusals):
+        steps = [*((one, one) for one in others), *((1, one) for one in PADS[-2:])]
+        best = next(filter(None, starmap(found, steps)), None)
     if best is None:
         raise refusals[0]
     while below := [one for one in multiples if one < best.multiple and best.multiple % one == 0]:

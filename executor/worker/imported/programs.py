@@ -576,7 +576,7 @@ class UnitProgram:
     def _of_pairs(self, index: int, tensor: Callable[[Operation], TensorSeen]) -> bool:
         """Whether a tensor of an operation has a number for each pair of positions in every recording."""
         runs = zip(self.recorded.runs, self.recorded.points, strict=True)
-        return all(tensor(run.operations[index]).shape[-2:] == (seq, seq) for run, (_, seq) in runs)
+        return all(tensor(run.operations[index]).shape[-2:] == (seq, seq) for run, (_, seq, *_) in runs)
 
     def _product(self, index: int) -> OtherProduct:
         op = self.base.operations[index]

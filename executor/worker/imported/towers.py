@@ -1,7 +1,8 @@
-"""Frozen towers as they run on images, and what the model's own units do where its sequences have some.
+"""Towers as they run on images, and what the model's own units do where its sequences have some.
 
 No gradient goes into a frozen tower, and autograd keeps nothing of it: its bytes over time are all that there is to
-know. Not here: what a model is given of images (pictures.py), or units with text alone (describe.py).
+know. Not here: towers that train (trained.py), what a model is given of images (pictures.py), or units with text alone
+(describe.py).
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from executor.worker.imported.record import (
     UnitName,
     fake_device,
 )
-from executor.worker.model.layers import decoder_config
+from executor.worker.imported.trained import passes_of, recomputed, training_of
+from executor.worker.model.layers import can_recompute, decoder_config
 from planner.spec.described import (
     BETWEEN,
+    TOWER,
     DescribedUnit,
     Linear,
     OtherProduct,
@@ -36,12 +39,13 @@ from planner.spec.described import (
     TowerAttention,
     TowerProgram,
     Towers,
+    TowerTraining,
 )
 
 POSITIONS = (12, 24, 36, 20)
 """Positions of images that towers without a fixed size are recorded at; the last ones are foretold."""
 IMAGES = (1, 2, 3, 5)
-"""Images of those of one size."""
+"""Images of those of one size. Of a single one other operations sum the gradient of its places."""
 BESIDE_TEXT = (12, 8, 24)
 """Positions of images a sequence at the first lengths, at one more, and at the last, which is foretold."""
 
@@ -90,7 +94,8 @@ def seen_on(small: Small, formats: Formats, between: bool, device: str) -> SeenO
         with fake_device(cuda=device == "cuda"):
             model = small.build(dtype)
             try:
-                tower = tower_of(model, autocast=autocast)
+                trained = list(small.names(model, small.spots)[TOWER]) if variant != "adapted" else ()
+                tower = tower_of(model, trained, autocast=autocast)
                 runs = recordings(model, with_images(small.lengths), autocast=autocast)
             except CodeFails as error:
                 failed = error  # of a number format that its code does not take
@@ -113,18 +118,21 @@ def with_images(lengths: RecordedLengths) -> RecordedLengths:
     return lengths._replace(points=points)
 
 
-def tower_of(model: Any, *, autocast: bool) -> Tower:
-    """A model's towers, frozen: all figures are linear in images' positions, by two recordings, exact at two more."""
+def tower_of(model: Any, order: Sequence[str], *, autocast: bool) -> Tower:
+    """A model's towers: all figures are linear in images' positions, by two recordings, exact at two more. They are
+    frozen, and trained as well where the `order` of their weights is given."""
     pictures = pictures_of(model.config)
     assert pictures is not None
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     for weight in weights:
         weight.requires_grad_(False)
-    runs, positions, held, given = [], [], [], []
+    runs, positions, held, given, every = [], [], [], [], []
+    precision = partial(torch.autocast, "cpu", torch.bfloat16) if autocast else nullcontext
     for count in IMAGES if pictures.per_image else POSITIONS:
         images, each = (count, pictures.per_image) if pictures.per_image else (1, count)
         inputs = pictures.made(images, each)
-        runs.append(_run(model, inputs, torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()))
+        every.append(inputs)
+        runs.append(_run(model, inputs, precision()))
         positions.append(images * each)
         given.append(sum(one.nbytes for one in tensors_of(inputs)))
         held.append(_held(runs[-1]))
@@ -137,11 +145,25 @@ def tower_of(model: Any, *, autocast: bool) -> Tower:
     moments = {solve.of([series[place] for series in held]) for place in range(len(held[0]))}
     counted = [i for i, op in enumerate(runs[0].operations) if _counts(op)]
     moved = [float(sum(sum(bytes_of(run.operations[i])) for i in counted)) for run in runs]
+    trained = again = None
+    if order:
+        solve_last = _Solved(positions[1:])
+        passes = partial(_trained, model, every[1:], order, solve_last, precision)
+        trained = passes(nullcontext)
+        again = passes(partial(recomputed, model)) if can_recompute(model) else None
     program = TowerProgram(
         moments=highest(moments), left=solve.of([series[-1] for series in held]), moved=solve.of(moved),
-        starts=len(counted),
+        starts=len(counted), trained=trained, again=again,
     )  # fmt: skip
     return Tower(program, _products(runs, solve), _attention(runs[0], pictures), solve.of(given))
+
+
+def _trained(
+    model: Any, every: Sequence[dict[str, Any]], order: Sequence[str], solve: _Solved,
+    precision: Callable[[], AbstractContextManager[Any]], how: Callable[[], AbstractContextManager[Any]],
+) -> TowerTraining:  # fmt: skip
+    with how():
+        return training_of([passes_of(model, inputs, precision()) for inputs in every], order, solve.of, highest)
 
 
 class _Solved:

@@ -92,9 +92,9 @@ def counts_from_padding(model: Any) -> bool:
     )
 
 
-def freeze_unused(model: Any, described: Described) -> None:
-    """Freeze weights that take no part in the loss of text: towers, and those that are named as `unnumbered` does."""
-    for tower in described.towers:
+def freeze_unused(model: Any, described: Described, *, towers: bool = True) -> None:
+    """Freeze weights that take no part in the loss of text: `towers`, and those that are named as `unnumbered` does."""
+    for tower in described.towers if towers else ():
         model.get_submodule(tower).requires_grad_(False)
     for name, weight in model.named_parameters():
         if described.unused and unnumbered(model, name) in described.unused:

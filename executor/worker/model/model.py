@@ -92,7 +92,7 @@ def unfilled_model(plan: Plan) -> Unfilled:
     names = {} if base else {id(weight): name for name, weight in model.named_parameters() if name not in own}
     recorder.calls = [] if base else recorder.calls + recorder.constants(model.parameters())
     if plan.model.described is not None:
-        freeze_unused(model, plan.model.described)
+        freeze_unused(model, plan.model.described, towers=not job.trains_towers)
     if job.base_quantization is not None:
         pack_layers(model, job.base_quantization, dtype)
     if job.adapters is not None:

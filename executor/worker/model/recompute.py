@@ -42,7 +42,7 @@ def enable(model: Any, plan: Plan) -> None:
         _recompute_attention(model, options)
     elif how != "none":
         model.gradient_checkpointing_enable(options | selection(how))
-        if plan.model.described is not None:
+        if plan.model.described is not None and not plan.job.trains_towers:
             _ask_no_tower(model, plan.model.described.towers)
 
 

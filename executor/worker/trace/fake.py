@@ -231,7 +231,7 @@ def on_plain_cpu(engine: Any) -> None:
     from accelerate.state import PartialState
 
     if hasattr(engine, "accelerator"):
-        PartialState().device = torch.device("cpu")
+        PartialState().device = engine.accelerator.state.device = torch.device("cpu")
     engine.device = torch.device("cpu")
 
 

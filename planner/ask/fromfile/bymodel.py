@@ -31,8 +31,8 @@ WITH_TOWERS = ("Axolotl", "TRL")
 """Formats whose names of adapted modules mean a tower's too: peft takes every module whose path ends so, where
 LLaMA-Factory and ms-swift leave towers out (freeze_vision_tower, freeze_vit)."""
 
-SEEN = ("image_tokens",)
-"""The option that answers for what is beside the text."""
+SEEN = (("image_tokens",), ("towers",))
+"""The options that answer for what is beside the text."""
 
 ROUNDED = "resize_token_embeddings_to_32x"
 """Axolotl's key of a table with a multiple of 32 rows (067b021, loaders/model.py, _resize_token_embeddings)."""
@@ -59,7 +59,7 @@ def asks(lines: Sequence[OptionLine], ignored: Sequence[Ignored]) -> bool:
 
 
 def _means(one: Ignored) -> bool:
-    return bool(one.norm) or one.by == SEEN or one.key == ROUNDED or one.key in FUSED_ADAPTERS
+    return bool(one.norm) or one.by in SEEN or one.key == ROUNDED or one.key in FUSED_ADAPTERS
 
 
 def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpec, kind: str) -> Account:
@@ -128,7 +128,7 @@ def _of_part(one: Ignored, model: ModelSpec, adapted: Sequence[str]) -> Ignored:
     if one.key in FUSED_ADAPTERS and one.memory == "less" and not _takes(one.key, model, adapted):
         return Ignored(one.key, one.value, f"{model.name} has no such modules with adapters", "none")
     towers = model.described is not None and model.described.towers
-    if one.by == SEEN and not towers:
+    if one.by in SEEN and not towers:
         return Ignored(one.key, one.value, f"{model.name} reads text alone", "none")
     if one.norm and model.described is None and one.norm != model.norm:
         return Ignored(one.key, one.value, f"{model.name} has no such part", "none")

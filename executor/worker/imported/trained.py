@@ -1,0 +1,150 @@
+"""Towers that train: what they keep of a forward, and what their backward holds up to each weight's gradient.
+
+Not here: frozen towers, or how either stands beside text (towers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from executor.worker.imported.pictures import tensors_of
+from executor.worker.imported.record import CodeFails, ModelRecorder, ModelRecording, NotDescribed
+from planner.spec.described import Linear, TowerGradient, TowerTraining
+
+Solve = Callable[[Sequence[float]], Linear]
+
+
+class Passes(NamedTuple):
+    """A tower's forward and backward on some images: what is held as each operation of the forward ends, what waits
+    for the backward and in autocast's cache for the end of the model's forward, and of each part of the backward the
+    weight whose gradient ends it ("" after the last) with what is held as its operations end."""
+
+    held: list[int]
+    kept: int
+    cached: int
+    back: list[tuple[str, list[int]]]
+
+
+class _Ask(torch.autograd.Function):
+    """Asks for the gradients of features, and lets go of each as soon as backward has passed it on."""
+
+    @staticmethod
+    def forward(ctx: Any, *features: Tensor) -> Tensor:
+        """A loss without a value."""
+        ctx.like = [(one.shape, one.dtype) for one in features]
+        return features[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        """Gradients as large as the features."""
+        return tuple(torch.zeros(shape, dtype=dtype) for shape, dtype in ctx.like)
+
+
+def passes_of(model: Any, inputs: dict[str, Any], precision: AbstractContextManager[Any]) -> Passes:
+    """A forward and backward of a model's towers, whose weights want gradients. Enter `fake_device` first."""
+    recorder = ModelRecorder()
+    weights = {id(one): name for name, one in model.named_parameters()}
+
+    def made(weight: Tensor) -> None:
+        assert weight.grad is not None
+        recorder.note("weight", weights[id(weight)], recorder.see(weight.grad).storage)
+        weight.grad = None
+
+    handles = [one.register_post_accumulate_grad_hook(made) for one in model.parameters() if one.requires_grad]
+    with recorder:
+        for known in (*model.parameters(), *model.buffers(), *tensors_of(inputs)):
+            recorder.see(known)
+        recorder.on = True
+        try:
+            with precision:
+                found = model.get_image_features(**inputs)
+                asked = _Ask.apply(*_features(found))
+                recorder.note("forward", None)
+            recorder.note("cached", None)
+            del found
+            recorder.note("returned", None)
+            asked.backward()
+        except Exception as error:
+            raise CodeFails(f"its towers' code fails with {type(error).__name__}: {error}") from error
+        recorder.on = False
+    for handle in handles:
+        handle.remove()
+    return _levels(recorder.found)
+
+
+def _features(found: Any) -> list[Tensor]:
+    """What the language model reads of what towers made."""
+    parts = tree_leaves([found.pooler_output, getattr(found, "deepstack_features", None)])
+    return [one for one in parts if isinstance(one, Tensor)]
+
+
+def _levels(run: ModelRecording) -> Passes:
+    of_weights = {event.tensor: event.what for event in run.events if event.kind == "weight"}
+    made: set[int] = set()
+    at: dict[str, int] = {}
+    level = 0
+    parts: list[tuple[str, list[int]]] = [("", [])]
+    for event in run.events:
+        if event.kind == "op":
+            new = run.operations[event.what].made
+            made.update(new)
+            level += sum(run.sizes[one] for one in new if one not in of_weights)
+            parts[-1][1].append(level)
+            for weight in (of_weights[one] for one in new if one in of_weights):
+                parts[-1] = (weight, parts[-1][1])
+                parts.append(("", []))
+        elif event.kind == "free" and event.what in made and event.what not in of_weights:
+            level -= run.sizes[event.what]
+        elif event.kind in ("forward", "cached", "returned"):
+            at[event.kind] = level
+            if event.kind == "returned":
+                held = parts[0][1]
+                parts = [("", [])]
+    return Passes(held, at["returned"], at["forward"] - at["cached"], parts)
+
+
+def training_of(
+    runs: Sequence[Passes], order: Sequence[str], solve: Solve, highest: Callable[[set[Linear]], tuple[Linear, ...]]
+) -> TowerTraining:
+    """Passes on several numbers of images as data, of which each is linear in their positions; `order` are the
+    towers' weights."""
+    names = [name for name, _ in runs[0].back]
+    if any([name for name, _ in run.back] != names or len(run.held) != len(runs[0].held) for run in runs):
+        raise NotDescribed("its towers do other operations for other images")
+    weight, parts = 0, list[TowerGradient]()
+    kept = since = solve([run.kept for run in runs])
+    for place, name in enumerate(names):
+        levels = [run.back[place][1] for run in runs]
+        found = {solve(series) for series in zip(*levels, strict=True)}
+        end = solve([one[-1] for one in levels]) if levels[0] else since
+        here = order.index(name) if name else weight
+        moments = highest({_less(one, since) for one in found})
+        parts.append(TowerGradient((weight - here) % len(order) if name else 0, moments, _less(end, since)))
+        weight, since = here, end
+    return TowerTraining(
+        moments=highest({solve(series) for series in zip(*(run.held for run in runs), strict=True)}),
+        kept=kept,
+        cached=solve([run.cached for run in runs]),
+        back=tuple(parts),
+    )
+
+
+def _less(one: Linear, other: Linear) -> Linear:
+    return one[0] - other[0], one[1] - other[1]
+
+
+@contextmanager
+def recomputed(model: Any) -> Iterator[None]:
+    """While entered, layers and towers run again in backward, as the trainer has them."""
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    try:
+        yield
+    finally:
+        model.gradient_checkpointing_disable()
+        model.disable_input_require_grads()
