@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from executor.worker.imported import describe as describing
 from executor.worker.imported.describe import config_of, describe
 from executor.worker.imported.facts import spec_of
+from planner import estimate, plan_of
 from planner.engines import engine_of
 from planner.figures.memory import memory_breakdown
 from planner.figures.work import unit_work
@@ -118,6 +119,8 @@ def test_what_is_not_described_of_dealt_experts_is_refused_in_one_line(
 
     write_described(model, tmp_path / "model.json")
     assert read_described(tmp_path / "model.json") == model
+    asked = estimate(model=str(tmp_path / "model.json"), gpus=4, ep=2, precision="pure-bf16", seq_len=1184)
+    assert [plan_of(one).layout.engine for one in asked.estimates] == ["transformers-tp"]
     check(case_of(model, layout_of(4, 2)), engine_of("transformers-tp").rules)
     for layout, job, rule in REFUSED.values():
         assert rule in refusal(model, layout, **job)
