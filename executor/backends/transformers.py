@@ -48,7 +48,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="experts of another family apart",
         field="ep",
-        holds=lambda case: (case.layout.ep == 1) | (case.model.family in EXPERTS_APART),
+        holds=lambda case: (
+            (case.layout.ep == 1) | (case.model.described is not None) | (case.model.family in EXPERTS_APART)
+        ),
         sentence=lambda case: f"expert parallelism supports {one_of(EXPERTS_APART)}, not {case.model.family}",
         fix=lambda case: f"Use engine fsdp2 with ep=1 dp_shard={case.layout.dp_shard}",
     ),

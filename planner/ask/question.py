@@ -289,7 +289,7 @@ def exact_layout(question: Question) -> Layout:
     replicate, shard = pins.dp_replicate, pins.dp_shard
     free = gpus // rest if gpus % rest == 0 else None
     stage = pins.zero_stage
-    engine = pins.runtime.engine if pins.runtime else _usual_engine(pins)
+    engine = pins.runtime.engine if pins.runtime else _usual_engine(question.model, pins)
     facts = None if engine is None else ENGINES[engine]
     # Who shards over every rank has no replicas to fill in.
     partial = stage in (1, 2) or (facts is not None and facts.copies == "shards")
@@ -332,8 +332,10 @@ def exact_layout(question: Question) -> Layout:
     return pins.applied(msgspec.structs.replace(layout, micro_batch_size=micro, grad_accum=accum))
 
 
-def _usual_engine(pins: Pins) -> str | None:
+def _usual_engine(model: ModelSpec, pins: Pins) -> str | None:
     """The engine meant by axes that only some split; None leaves it to the data-parallel sizes."""
+    if model.described is not None and (pins.ep or 1) > 1 and (pins.pp or 1) == (pins.cp or 1) == 1:
+        return "transformers-tp"  # which alone deals the experts of an imported model
     if any((getattr(pins, axis) or 1) > 1 for axis in ("pp", "cp", "ep")):
         if pins.cp_method == "ulysses" and pins.zero_stage in (2, 3):
             return "deepspeed-ulysses"

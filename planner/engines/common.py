@@ -422,8 +422,12 @@ def _expert_calls(case: Case) -> list[Call]:
     sent = expert.dispatched_bytes(tokens, case.model.hidden, case.model.moe.top_k, result_bytes(case))
     again = layout.recompute == "full" or "moe" in layout.recompute_modules
     once = expert.tokens_once(layout, case.model.moe)
-    made = expert.layer_collectives(sent, case.repeats("layer"), recomputes=again, once=once)
-    return _calls(case, "layer", made)
+    calls: list[Call] = []
+    for unit, layers in _layers(case):
+        if any(weight.expert for weight in case.units()[unit]):
+            made = expert.layer_collectives(sent, layers, recomputes=again, once=once)
+            calls += _calls(case, unit, made)
+    return calls
 
 
 def _pipeline_calls(case: Case) -> list[Call]:

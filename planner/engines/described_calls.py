@@ -48,6 +48,13 @@ def layer_calls(case: Case, compute: Compute, unit: str, wide: Number) -> list[C
     return merged(found)
 
 
+def uses_after_experts(case: Case, compute: Compute, unit: str) -> bool:
+    """Whether backward needs something that a layer's forward made, before it comes to the layer's experts: of shared
+    experts that run after them, or of a norm."""
+    program = program_of(described_of(case.model), compute, unit)
+    return any(_keeps(step) for experts in program.summed for step in program.steps[experts.steps :])
+
+
 def embedding_calls(case: Case, wide: Number) -> list[Call]:
     """A table that is split by rows: what ranks look up is summed."""
     split = embedding_weight(case.walked_model).split is not None

@@ -5,7 +5,7 @@ Each column-parallel linear is a module of its own to DTensor, so queries, keys,
 input's gradient. FSDP2's units are those that Accelerate makes, but bf16 reduces gradients in fp32.
 Without shards there is no FSDP2: fp32 weights under autocast, gradients with their weights. The embedding's gradient is
 a slice that keeps the whole table's alive until something copies it out.
-Over `ep` whole experts are spread, and tokens travel to them and back (inventory/exchange.py).
+Over `ep` whole experts are spread, and tokens travel to them and back (inventory/mlp.py).
 Read in transformers 5.23.0, distributed/{mixin,tensor_parallel,expert_parallel,fsdp}.py, and traced
 (docs/lab/trace.md). Not here: how FSDP2 gathers (fsdp2.py).
 """
@@ -32,8 +32,9 @@ from planner.engines.common import (
     trained_states,
 )
 from planner.engines.ddp import finished_elements, waiting_elements
+from planner.engines.described_calls import uses_after_experts
 from planner.engines.fsdp2 import Communication, UnitSizes, resharded, table_in_root
-from planner.inventory import Compute, Moment
+from planner.inventory import Compute, Moment, is_layer
 from planner.parallelism.case import Case
 from planner.parallelism.rule import Rule
 from planner.parallelism.rules import COMMON, JOB, accepts, reads_only, splits_only
@@ -62,13 +63,14 @@ APART: tuple[Rule, ...] = (
         "Use reshard_after_forward=true",
     ),
     _apart("family", lambda case: _plain_experts(case), "one expert form is predicted", "Use mixtral or qwen3_moe"),
+    _apart("model", lambda case: not case.model.tied, "tied embeddings are not predicted", "Use ep=1"),
 )
 """Expert parallelism by token exchange: what is predicted of it."""
 
 
 def _plain_experts(case: Case) -> bool:
     moe = case.model.moe
-    return moe is None or not (moe.bias or moe.shared_experts or moe.dense_layers or case.model.tied)
+    return moe is None or not (moe.bias or moe.shared_experts or moe.dense_layers)
 
 
 def _sharded(case: Case) -> bool:
@@ -95,31 +97,42 @@ def _layer_ahead(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
     return weights, buckets + units.gathered[units.before(moment)] if ahead else buckets
 
 
-def _experts_apart(case: Case, reduced_bytes: float) -> Communication:
+def _experts_apart(case: Case, compute: Compute, reduced_bytes: float) -> Communication:
     """Experts that are spread over ranks are a unit of FSDP2's within their layer, sharded over ranks of its own: its
     gather comes after the layer's, its reduction before. Of one shard it is copied, with nothing to receive.
     `reduced_bytes`: of an element while it is reduced."""
-    experts = [weight for weight in case.units()["layer"] if weight.expert]
-    whole: Number = sum(weight.elements * fsdp2.gathered_bytes_of(case, weight) for weight in experts)
-    received = where(case.shards(experts[0]) > 1, whole, 0.0)
+    experts = {unit: [weight for weight in weights if weight.expert] for unit, weights in case.units().items()}
+    one = next(weight for weights in experts.values() for weight in weights)
+    element, alone = fsdp2.gathered_bytes_of(case, one), case.shards(one) <= 1
+    whole: dict[str, Number] = {unit: sum(each.elements for each in experts[unit]) * element for unit in experts}
+    late = [
+        unit for unit in experts if experts[unit] and case.model.described and uses_after_experts(case, compute, unit)
+    ]
+
+    def received(units: UnitSizes, unit: str) -> Number:
+        """What the last gather of a unit leaves."""
+        return where(alone, 0.0, whole[unit]) if experts[unit] else units.gathered[unit]
 
     def held(units: UnitSizes, moment: Moment) -> tuple[Number, Number]:
         weights, buckets = resharded(units, moment)
+        layer = is_layer(moment.unit)
         if moment.phase == "backward":
-            # What is gathered ahead is the layer's own part, and what is still being reduced.
-            ahead = moment.unit == "tail" or (moment.unit == "layer" and moment.layer > 0)
-            behind = moment.unit == "embed" or (moment.unit == "layer" and moment.layer < units.layers - 1)
-            reduced = where(units.scattered["layer"] > 0, reduced_ratio, 0.0)  # nothing, while gradients stay whole
-            return weights, buckets - (ahead * 1 + behind * reduced) * whole
-        if moment.unit != "layer":
-            return weights, buckets - (whole - received if moment.entering and moment.unit == "tail" else 0.0)
+            # What is gathered ahead is the layer's own part, and what is still being reduced. A layer with experts
+            # gathers these ahead, and they the layer before when their backward comes.
+            ahead = whole[units.before(moment)] if layer or moment.unit == "tail" else 0.0
+            if moment.unit in late and not moment.begun:
+                ahead = units.gathered[units.before(moment)] - received(units, moment.unit)
+            after = units.after(moment) if layer or moment.unit == "embed" else "tail"
+            reduced = where(units.scattered[after] > 0, reduced_bytes / element, 0.0)  # none while gradients stay whole
+            return weights, buckets - ahead - reduced * whole[after]
+        if not layer:
+            before = whole[units.last] if moment.entering and moment.unit == "tail" else 0.0
+            return weights, buckets - where(alone, before, 0.0)
         if not moment.entering:
-            return weights, received
-        before = units.gathered["embed"] if moment.layer == 0 else received
-        own = units.gathered["layer"] - whole
-        return own, own + before
+            return weights, received(units, moment.unit)
+        own = units.gathered[moment.unit] - whole[moment.unit]
+        return own, own + received(units, units.before(moment))
 
-    reduced_ratio = reduced_bytes / fsdp2.gathered_bytes_of(case, experts[0])
     return held
 
 
@@ -179,7 +192,9 @@ class TransformersTp(fsdp2.Fsdp2):
     def communication(self, case: Case) -> Communication:
         """FSDP2's, but where experts are apart, or a tied table is in the root."""
         if case.layout.ep > 1:
-            return _experts_apart(case, fsdp2.reduced_element_bytes(case, self.reduces_in_fp32(case)))
+            return _experts_apart(
+                case, self.compute(case), fsdp2.reduced_element_bytes(case, self.reduces_in_fp32(case))
+            )
         ahead = case.walked_model.tied and case.layout.reshard_after_forward
         return _layer_ahead if ahead else super().communication(case)
 
@@ -187,7 +202,8 @@ class TransformersTp(fsdp2.Fsdp2):
         """FSDP2 casts what it gathers; without it autocast does."""
         computed = accelerate_compute(case, casts_weights=_sharded(case))
         apart = not is_column(case.layout.ep) and case.layout.ep > 1
-        return msgspec.structs.replace(computed, sorts_received=True) if apart else computed
+        casts = case.job.precision in MIXED
+        return msgspec.structs.replace(computed, sorts_received=True, casts_received=casts) if apart else computed
 
     def filled(self, case: Case) -> Held:
         """FSDP2's, where there is any."""

@@ -13,8 +13,9 @@ from planner.figures.flops import attention_flops, matmul_flops, product_operand
 from planner.figures.kernels.products import Product
 from planner.figures.kernels.step import Attention
 from planner.figures.unitkernels import SCORES, attention_factors, scores_products
-from planner.inventory.played import described_of, of_images, program_of, size, variant_of
+from planner.inventory.played import described_of, program_of, size, variant_of
 from planner.inventory.tensors import Size
+from planner.inventory.towers import of_images
 from planner.parallelism.case import Case
 from planner.spec.described import Attend
 from planner.spec.seeing import DescribedWithImages

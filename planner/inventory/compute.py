@@ -143,10 +143,11 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     true where micro-batches are a column, of which memory is a bound from below.
     `modules` are parts that run again by themselves (layout.RECOMPUTE_MODULES). `recipe` names how Transformer Engine's
     modules narrow their operands (narrow.RECIPES; "": not at all), on devices that multiply them in `either_order` or
-    in one. `sorts_received` is for experts that are reached by sending tokens as Transformers does (mlp.py),
-    `deals_heads` for attention between DeepSpeed's exchanges (ulysses.py). `loss_share` is the part of a micro-batch's
-    tokens whose logits are there at once, where the loss is in pieces. `skips_second_products` is for selective
-    recomputation that keeps only every other product's result (units.py, second_products).
+    in one. `sorts_received` is for experts that are reached by sending tokens as Transformers does (mlp.py), which
+    where it `casts_received` are given all in the format of their weights (FSDP2's mixed precision), `deals_heads` for
+    attention between DeepSpeed's exchanges (ulysses.py). `loss_share` is the part of a micro-batch's tokens whose
+    logits are there at once, where the loss is in pieces. `skips_second_products` is for selective recomputation that
+    keeps only every other product's result (units.py, second_products).
     """
 
     @property
@@ -254,6 +255,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     cp_method: str = "ring"
     ep: int = 1
     sorts_received: bool = False
+    casts_received: bool = False
     deals_heads: bool = False
     seq_len: int = 0
     keeps_output: bool = True

@@ -9,16 +9,18 @@ hand (block.py, ends.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from planner.inventory import functions, fused
 from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.standins import ADAPTED, StandIn, of_liger, stand_in
-from planner.inventory.tape import ACTIVATIONS, GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
+from planner.inventory.tape import GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
+from planner.inventory.towers import asking, play_towers
 from planner.spec import ModelSpec
 from planner.spec.described import (
+    APART,
     BETWEEN,
     INPUT,
     TOWER,
@@ -28,17 +30,21 @@ from planner.spec.described import (
     Described,
     Free,
     Give,
-    Linear,
     Make,
     Program,
     StandsFor,
     Step,
-    TowerTraining,
     head_step,
 )
 from planner.spec.layout import LIGER
 from planner.spec.loops import MOST, lengthened
 from planner.spec.seeing import DescribedWithImages
+
+
+def apart_of(compute: Compute) -> str:
+    """Which of the recorded programs of experts that are dealt to ranks a case computes as."""
+    variant = variant_of(compute)
+    return (variant.replace("pure", "mixed") if compute.casts_received else variant) + APART
 
 
 def variant_of(compute: Compute) -> str:
@@ -50,9 +56,12 @@ def variant_of(compute: Compute) -> str:
 
 
 def program_of(described: Described, compute: Compute, unit: str) -> Program:
-    """The program of a unit in the number format of a case, with as many iterations of a loop as its length takes."""
-    variant = variant_of(compute)
-    program = described.units[unit].programs[variant]
+    """The program of a unit in the number format of a case, with as many iterations of a loop as its length takes, and
+    where its experts are dealt to ranks of one of these."""
+    variant, programs = variant_of(compute), described.units[unit].programs
+    if compute.sorts_received and (apart := apart_of(compute)) in programs:
+        return programs[apart]
+    program = programs[variant]
     return program if program.loop is None else _at_length(described, unit, variant, compute.seq_len)
 
 
@@ -413,89 +422,18 @@ def play_embedding(tape: Tape, model: ModelSpec, compute: Compute) -> Tensor:
         if leaf and not player.weights[name].trainable:
             tape.hold(player.place(-1 + len(player.places)))  # a leaf of the graph, which images are put into a copy of
         tape.unit = TOWER
-        features = play_towers(tape, model, described, compute)
+        towers = described_weights(model, TOWER)
+        features = play_towers(tape, described, towers, compute, model.hidden, variant_of(compute))
     # Backward puts images' gradients apart before the towers' own runs.
     tape.unit = "embed" if features is None else TOWER
     player.run(program.steps[max(program.towers, 0) :])
     output = player.place(program.output)
     if features is not None:
-        output = tape.replaced(output, _asking(tape, output, features))
+        output = tape.replaced(output, asking(tape, output, features))
         tape.unit = "embed"
     tape.shared = player.held(program.shared)
     tape.made["embed"] = player.places
     return output
-
-
-def of_images(described: DescribedWithImages, of: Linear) -> Size:
-    """A size of a tower as the inventory has it: so much a sequence."""
-    return Size(fixed=of[1], per_sequence=of[0] * described.images)
-
-
-def play_towers(tape: Tape, model: ModelSpec, described: DescribedWithImages, compute: Compute) -> Tensor | None:
-    """Towers: what they hold as they run. What they leave waits until the model's forward is over, what they are given
-    until backward is. Of trained ones the tensor whose gradient starts their backward."""
-    towers = described.seeing
-    assert towers is not None
-    program = towers.programs[variant_of(compute)]
-    training = program.again if compute.runs_layers_again else program.trained
-    tape.allocate(of_images(described, towers.given_bytes) + Size(per_token=towers.beside_bytes), ACTIVATIONS)
-    for moment in training.moments if described.trained and training else program.moments:
-        tape.release(tape.allocate(of_images(described, moment)))
-    features: Tensor | None = None
-    if described.trained and training:
-        features = _trained_towers(tape, model, described, training)
-        row = Size(per_sequence=float(described.images * model.hidden * compute.element_bytes))
-        for _ in range(towers.between):  # gradients that wait for the towers' backward
-            added = tape.new(Size(), needs_grad=True)
-            added.size = row
-            tape.seen.append(tape.record(added, (), lambda grad: None))
-    tape.inputs.append(tape.new(of_images(described, program.left)))
-    return features
-
-
-def _trained_towers(tape: Tape, model: ModelSpec, described: DescribedWithImages, training: TowerTraining) -> Tensor:
-    """What trained towers keep for their backward, a node of the graph up to each of their weights' gradients."""
-    cached = tape.new(of_images(described, training.cached), term=GATHERED)
-    tape.drop(tape.cache(cached))
-    levels = [tape.allocate(of_images(described, training.kept), ACTIVATIONS)]
-    sizes = [one.elements for one in described_weights(model, TOWER)]
-    parts, since, place = list[tuple[list[Size], int]](), training.kept, 0
-    for part in training.back:
-        place = (place - part.back) % len(sizes)
-        held = [of_images(described, _more(since, one)) for one in (*part.moments, part.end)]
-        since = _more(since, part.end)
-        parts.append((held, sizes[place] if part.back else 0))
-
-    def backward(held: Sequence[Size], elements: int, before: Tensor, grad: Storage) -> None:
-        for one in held:
-            tape.release(levels.pop())
-            levels.append(tape.allocate(one, ACTIVATIONS))
-        if elements:
-            tape.weight_grad(elements)
-            tape.grad_of(before, alias=grad)
-        else:
-            tape.release(levels.pop())
-
-    features = tape.new(Size(), needs_grad=True)
-    for held, elements in reversed(parts):
-        made = tape.new(Size(), needs_grad=True)
-        features = tape.record(made, (), partial(backward, held, elements, features))
-    return features
-
-
-def _more(one: Linear, other: Linear) -> Linear:
-    return one[0] + other[0], one[1] + other[1]
-
-
-def _asking(tape: Tape, x: Tensor, features: Tensor) -> Tensor:
-    """What has images' features in it, as a view whose gradient goes on to x and to the towers that made these."""
-    given = tape.view(x)
-
-    def backward(grad: Storage) -> None:
-        tape.grad_of(x, alias=grad)
-        tape.grad_of(features)
-
-    return tape.record(given, (), backward)
 
 
 def shared_tables(tape: Tape, model: ModelSpec, compute: Compute) -> tuple[Tensor, ...]:
@@ -512,7 +450,7 @@ def play_layer(run: ModelPass, x: Tensor, kind: str) -> Tensor:
     tape, model, compute = run.tape, run.model, run.compute
     program = program_of(described_of(model), compute, kind)
     begun, tape.prelude = tape.prelude, None
-    asked = _asking(tape, x, tape.seen.pop()) if kind == BETWEEN and tape.seen else None
+    asked = asking(tape, x, tape.seen.pop()) if kind == BETWEEN and tape.seen else None
     player = begun.again(x) if begun else _player(tape, model, compute, kind, asked or x, run.table)
     player.run(program.steps[program.before if begun else 0 :])
     if asked is not None:

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from planner.basics.arith import remainder
+from planner.basics.arith import is_column, remainder
 from planner.inventory.standins import has_liger
 from planner.parallelism.rule import Rule
-from planner.spec.described import changes_logits
+from planner.spec.described import APART, Described, changes_logits
 from planner.spec.options import LARGEST_SEQ
 from planner.spec.seeing import images_refusal, towers_refusal, without_images
 
 if TYPE_CHECKING:
     from planner.parallelism.case import Case
 
-SPLITS = ("cp", "ep", "pp")
+SPLITS = ("cp", "pp")
 
 
 def _rule(name: str, field: str, holds: Any, sentence: str, fix: str) -> Rule:
@@ -51,28 +51,35 @@ def _unsplit(axis: str) -> Rule:
     )
 
 
-def _splits(case: Case) -> Any:
-    """Whether a layout has no tensor ranks, or a model's own plan says what these split, and it is described."""
-    described = case.model.described
-    split = described is not None and described.unsplit == ""
-    return (case.layout.tp == 1) | (split and case.layout.facts.splits_by_model)
+def _split_rule(axis: str, why_not: Callable[[Described], str | None]) -> Rule:
+    """Of an axis that a model's own plan splits: `why_not` is why it is not described, "" where it is, None in a
+    description that was made before it was."""
 
+    def holds(case: Case) -> Any:
+        described = case.model.described
+        split = described is None or (why_not(described) == "" and case.layout.facts.splits_by_model)
+        return (getattr(case.layout, axis) == 1) | split
 
-def _sentence_of_splits(case: Case) -> str:
-    described, name = case.model.described, f"{case.model.name} is an imported model"
-    assert described is not None
-    if described.unsplit is None:
-        return f"{name}, described before tensor ranks were"
-    why = described.unsplit if described.unsplit else f"{case.layout.engine} splits layers by a plan of its own"
-    return f"{name}: {why}"
+    def sentence(case: Case) -> str:
+        described, name = case.model.described, f"{case.model.name} is an imported model"
+        assert described is not None
+        if (why := why_not(described)) is None:
+            return f"{name}, described before {'tensor' if axis == 'tp' else 'expert'} ranks were"
+        return f"{name}: {why or f'{case.layout.engine} splits layers by a plan of its own'}"
 
+    def fix(case: Case) -> str:
+        assert case.model.described is not None
+        why = why_not(case.model.described)
+        other = "make it again: executor import CONFIG -o FILE" if why is None else "engine transformers-tp"
+        return f"Use {axis}=1" + ("" if why else f", or {other}")
 
-def _fix_of_splits(case: Case) -> str:
-    described = case.model.described
-    assert described is not None
-    again = "make it again: executor import CONFIG -o FILE"
-    other = again if described.unsplit is None else "" if described.unsplit else "engine transformers-tp"
-    return "Use tp=1" + (f", or {other}" if other else "")
+    return Rule(
+        name=f"{axis} of a described model",
+        field=axis,
+        holds=holds,
+        sentence=sentence,
+        fix=fix,
+    )
 
 
 def _divisor(case: Case) -> int:
@@ -108,7 +115,12 @@ def _runs(case: Case) -> bool:
     """Whether a model's code runs in the number format that the engine computes in."""
     described, device = case.model.described, "cpu" if case.cluster.gpu.kind == "cpu" else "cuda"
     numbers = _numbers(case)
-    return described is None or f"{numbers}-{device}" in described.units["tail"].programs
+    runs = described is None or f"{numbers}-{device}" in described.units["tail"].programs
+    if described is None or is_column(case.layout.ep) or case.layout.ep == 1:
+        return runs
+    apart = "mixed" if case.job.precision == "bf16" else numbers
+    mixtures = (unit for unit in described.units.values() if any(one.use == "expert" for one in unit.weights))
+    return runs and all(f"{apart}-{device}{APART}" in unit.programs for unit in mixtures)
 
 
 def _no_idle_target(case: Case) -> bool:
@@ -223,13 +235,8 @@ DESCRIBED: tuple[Rule, ...] = (
         "Use engine=ddp, fsdp2 or deepspeed",
     ),
     *map(_unsplit, SPLITS),
-    Rule(
-        name="tp of a described model",
-        field="tp",
-        holds=lambda case: case.model.described is None or _splits(case),
-        sentence=_sentence_of_splits,
-        fix=_fix_of_splits,
-    ),
+    _split_rule("tp", lambda described: described.unsplit),
+    _split_rule("ep", lambda described: described.undealt),
     Rule(
         name="tp does not divide a described model",
         field="tp",
@@ -240,9 +247,9 @@ DESCRIBED: tuple[Rule, ...] = (
     _rule(
         "adapters of a described model over tensor ranks",
         "method",
-        lambda case: (case.layout.tp == 1) | (case.lora is None),
+        lambda case: ((case.layout.tp == 1) & (case.layout.ep == 1)) | (case.lora is None),
         "adapters of split weights are not described",
-        "Use method=full, or tp=1",
+        "Use method=full, or tp=1 ep=1",
     ),
     Rule(
         name="length of a described model",

@@ -23,6 +23,10 @@ DEVICES_RECORDED = ("cuda", "cpu")
 VARIANTS = tuple(f"{numbers}-{device}" for device in DEVICES_RECORDED for numbers in FORMATS_RECORDED)
 """Programs that each unit has: number formats ("mixed" has fp32 weights under autocast, "adapted" 16-bit ones under
 autocast, "pure" all in 16 bits) on a GPU and on a CPU."""
+APART = "-apart"
+"""Ends the variant of a program of one of several ranks that each hold some of its experts whole; "mixed" has weights
+that FSDP2 gathers in 16 bits, and experts that cast what they are given to that. Sizes are those of an even router; a
+few numbers for each of a rank's experts are as many as the fewest ranks have."""
 
 TOWER = "tower"
 """The unit of the towers' weights."""
@@ -207,7 +211,8 @@ class DescribedWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class DescribedUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Weights, and programs by variant: those in which the model's own code runs. `attention` is fused, of `scores` two
+    """Weights, and programs by variant: those in which the model's own code runs, and of layers with experts those with
+    APART after them. `attention` is fused, of `scores` two
     products make each pair's score and weigh the values."""
 
     weights: tuple[DescribedWeight, ...]
@@ -304,7 +309,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     programs say what it does with its weights frozen, `recomputes` whether Transformers can recompute its layers,
     `padded` whether it needs its token of padding to be built, `remote_code` whether its classes are of code in its
     folder, and not of Transformers. `unsplit` says
-    why no tensor ranks are described: "" where they are, None in descriptions that were made before there were any.
+    why no tensor ranks are described: "" where they are, None in descriptions that were made before there were any;
+    `undealt` says the same of ranks that experts are dealt to.
     """
 
     config: dict[str, Any]
@@ -327,6 +333,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     shortest: int = 1
     longest: int = 0
     unsplit: str | None = None
+    undealt: str | None = None
 
     def __hash__(self) -> int:
         """By a few names: a configuration is a dict, which has no hash, and equality still compares everything."""

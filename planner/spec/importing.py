@@ -28,6 +28,7 @@ from planner.basics.output import write_whole
 from planner.basics.saying import say
 from planner.spec import ModelSpec
 from planner.spec.described import (
+    APART,
     BETWEEN,
     IMAGES,
     INPUT,
@@ -144,17 +145,24 @@ def check_described(described: Described, layers: int, where: str) -> None:
         if any(not 0 <= one.split < len(one.shape) for one in found.weights if one.split is not None):
             raise PlannerError(f"{where}: {unit}.split", None, "is not there", "Make it again: executor import")
         programs, others = found.programs.keys(), described.units["tail"].programs.keys()
-        for variant in (programs ^ others) | (programs - set(VARIANTS)) if programs else set(VARIANTS):
+        whole = {one for one in programs if not one.endswith(APART)}
+        unknown = {*map(_whole, programs)} - set(VARIANTS)
+        for variant in (whole ^ others) | unknown if programs else set(VARIANTS):
             raise PlannerError(f"{where}: {unit}.{variant}", None, "is missing", "Make it again: executor import")
         plain = described.units.get(unit.removesuffix(IMAGES), found)
         names = {weight.name for weight in plain.weights} | _tied(described, unit.removesuffix(IMAGES))
         for variant, program in found.programs.items():
             embed = f"embed{IMAGES}" if unit.endswith(IMAGES) else "embed"
-            left = described.units.get(embed, described.units["embed"]).programs.get(variant)
+            left = described.units.get(embed, described.units["embed"]).programs.get(_whole(variant))
             if left is not None and any(not 0 <= one < len(left.shared) for one in program.given or ()):
                 raise PlannerError(f"{where}: {unit}.{variant}.given", None, "is not there", "Make it again")
             for wrong in (*_wrong(program, names, unit), *_wrong_outside(program, described, variant)):
                 raise PlannerError(f"{where}: {unit}.{variant}", None, wrong, "Make it again: executor import")
+
+
+def _whole(variant: str) -> str:
+    """The number format and device of a program."""
+    return variant.removesuffix(APART)
 
 
 def _wrong_towers(towers: Towers, described: Described) -> Iterator[str]:

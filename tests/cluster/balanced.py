@@ -6,38 +6,16 @@ alone: the trainer knows nothing of it. Not here: who asks for it (warm.py, by t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import nn
-from torch.overrides import TorchFunctionMode
-
-
-class _Balanced(TorchFunctionMode):
-    """While entered, torch.topk takes its turn, not the best."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.topk:
-            return func(*args, **(kwargs or {}))
-        scores, count = args
-        index = torch.arange(scores.shape[0] * count, device=scores.device).remainder_(scores.shape[1])
-        index = index.view(-1, count)
-        return scores.gather(-1, index), index
 
 
 def balance_routers() -> None:
-    """From now on in this process, for the families whose routers are modules of their own."""
-    from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
-    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
-
-    for router in (MixtralTopKRouter, Qwen3MoeTopKRouter):
-        router.forward = _balanced(router.forward)
+    """From now on in this process `torch.topk`, by which routers choose, takes its turn, not the best."""
+    torch.topk = _in_turn  # type: ignore[assignment]
 
 
-def _balanced(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def chosen_in_turn(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with _Balanced():
-            return forward(self, *args, **kwargs)
-
-    return chosen_in_turn
+def _in_turn(scores: torch.Tensor, k: int, dim: int = -1, *, sorted: bool = True) -> torch.return_types.topk:
+    assert dim in (-1, scores.dim() - 1)
+    rows, choices = scores.shape[:-1], scores.shape[-1]
+    index = torch.arange(rows.numel() * k, device=scores.device).remainder_(choices).view(*rows, k)
+    return torch.return_types.topk((scores.gather(-1, index), index))

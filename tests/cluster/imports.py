@@ -68,6 +68,18 @@ SLOW = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "qwen3_next")
 """Those whose import takes longest: chunks of a sequence."""
 MIXTURES = ("glm4_moe", "granitemoehybrid", "llama4_text", "mimo_v2_flash", "qwen3_next")
 """Those that no ZeRO is launched with, and whose experts bitsandbytes does not pack."""
+DEALT: dict[str, dict[str, Any]] = {name: ARCHITECTURES[name] for name in ("glm4_moe", "mimo_v2_flash")} | {
+    "dots1": {
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "first_k_dense_replace": 2,
+        "n_shared_experts": 1,
+    },
+    "flex_olmo": {"num_experts": 8, "num_experts_per_tok": 2},
+    "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+    },
+}  # fmt: skip
+"""Mixtures whose expert plan is described, with the sizes that are other than `SIZES`."""
 TOWER = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "num_attention_heads": 2, "depth": 2,
          "num_hidden_layers": 2, "patch_size": 14, "image_size": 56}  # fmt: skip
 ROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}
@@ -115,7 +127,7 @@ def seeing(architecture: str, *, wide: bool) -> dict[str, Any]:
 @cache
 def imported(architecture: str, precision: Precision, *, wide: bool = False) -> ModelSpec:
     """The model, with what a run in one precision asks of its description."""
-    raw = seeing(architecture, wide=wide) if architecture in SEEING else SIZES | ARCHITECTURES[architecture]
+    raw = seeing(architecture, wide=wide) if architecture in SEEING else SIZES | (ARCHITECTURES | DEALT)[architecture]
     raw |= {"model_type": architecture}
     formats = {name: describing.VARIANTS[name] for name in FORMATS[precision]}
     with mock.patch.object(describing, "VARIANTS", formats):

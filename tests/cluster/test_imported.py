@@ -1,8 +1,8 @@
 """Imported models over the product of architecture, engine, method, precision and recomputation: the payload is planned
 to the byte, and the peak within 1 %.
 
-Three are drawn in CI, twenty in `make long`. Not here: traces of full sizes (tests/executor/test_imported.py), or what
-they learn (test_imported_training.py).
+Three are drawn in CI, twenty in `make long`, and some over tensor ranks and expert ranks. Not here: traces of full
+sizes (tests/executor/test_imported.py), or what they learn (test_imported_training.py).
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from combinations import Combination
-from imports import ARCHITECTURES, MIXTURES, SEEING, SLOW, SPLIT, imported_case
+from cases import BALANCED, job
+from combinations import RUN_BATCH, STEPS, Combination
+from imports import ARCHITECTURES, DEALT, MIXTURES, SEEING, SLOW, SPLIT, imported_case
+from msgspec.structs import replace
 from pairs import check_needs, draws, run
 
+from planner.spec import Layout
 from planner.spec.job import Method, Precision
 
 LARGEST_PEAK_ERROR_PERCENT = 1.0
@@ -58,6 +61,42 @@ SEE = every(tuple(SEEING))
 OVER_TENSOR_RANKS = every(SPLIT, (("transformers-tp", 3),), ("full",))
 
 
+class Spread(NamedTuple):
+    """What is trained over expert ranks, and how."""
+
+    architecture: str
+    shards: int
+    ep: int
+    precision: Precision
+    recompute: str
+    accum: int
+
+    @property
+    def name(self) -> str:
+        """All of it."""
+        return "-".join(map(str, self))
+
+
+SPREAD = {
+    one.name: one
+    for one in map(Spread._make, product(DEALT, (2, 4), (2, 4), PRECISIONS, ("none", "full"), (1, 2)))
+    if one.ep <= one.shards
+}
+
+
+def check_spread(name: str, folder: Path) -> None:
+    """With routers that are forced to be even (balanced.py), as plans take them to be."""
+    drawn = SPREAD[name]
+    layout = Layout(
+        engine="transformers-tp", zero_stage=3, dp_shard=drawn.shards, ep=drawn.ep, recompute=drawn.recompute,
+        micro_batch_size=2, grad_accum=drawn.accum,
+    )  # fmt: skip
+    usual = job("full")
+    asked = replace(usual, precision=drawn.precision, seq_len=RUN_BATCH[2], recipe=replace(usual.recipe, steps=STEPS))
+    case = imported_case(drawn.architecture, layout, asked)
+    check_needs(run(case.plan, folder, BALANCED), LARGEST_PEAK_ERROR_PERCENT)
+
+
 def check(drawn: Drawn, folder: Path) -> None:
     wide = drawn.architecture in SEEING and drawn.one.engine == "fsdp2"
     case = imported_case(drawn.architecture, drawn.one.layout, drawn.one.job, wide=wide)
@@ -83,6 +122,17 @@ def test_tensor_ranks_of_an_imported_model_need_what_was_planned(name: str, tmp_
 @pytest.mark.parametrize("name", draws(OVER_TENSOR_RANKS, SEED, 15, 1))
 def test_tensor_ranks_of_more_imported_models_need_what_was_planned(name: str, tmp_path: Path) -> None:
     check(OVER_TENSOR_RANKS[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", draws(SPREAD, SEED, 1))
+def test_expert_ranks_of_an_imported_model_need_what_was_planned(name: str, tmp_path: Path) -> None:
+    check_spread(name, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", draws(SPREAD, SEED, 24, 1))
+def test_expert_ranks_of_more_imported_models_need_what_was_planned(name: str, tmp_path: Path) -> None:
+    check_spread(name, tmp_path)
 
 
 @pytest.mark.long

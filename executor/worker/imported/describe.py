@@ -54,6 +54,7 @@ from executor.worker.model.losses import lend_loss
 from planner.inventory.units import ENDS
 from planner.spec.causal import other_than_causal, sentence
 from planner.spec.described import (
+    APART,
     DEVICES_RECORDED,
     IMAGES,
     TOWER,
@@ -213,6 +214,7 @@ def describe(
         padded=padded or first.padded,
         remote_code=folder is not None and kind not in CONFIG_MAPPING,
         unsplit=next((made.unsplit for made in every if made.unsplit), ""),
+        undealt=next((made.undealt for made in every if made.undealt), ""),
     )
 
 
@@ -256,7 +258,8 @@ class OnDevice(NamedTuple):
     attention and products beside linear modules; the weights that no gradient is made of; whether adapters' programs
     are those of frozen weights; whether its code runs with its token of padding alone; the weights that the embedding
     reads though the model registers them after its layers; the weights of several layers that are first read in another
-    unit, by unit and name; and why no tensor ranks are described, if they are not."""
+    unit, by unit and name; and why no tensor ranks are described, or none that experts are dealt to, if they are
+    not."""
 
     lengths: RecordedLengths
     programs: dict[str, dict[str, Program]]
@@ -267,6 +270,7 @@ class OnDevice(NamedTuple):
     read_first: tuple[str, ...]
     read_elsewhere: frozenset[tuple[str, str]]
     unsplit: str
+    undealt: str
 
 
 def recorded_on(
@@ -282,7 +286,7 @@ def recorded_on(
     unused: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
     elsewhere: frozenset[tuple[str, str]] = frozenset()
-    adapts, padded, unsplit = True, False, ""
+    adapts, padded, unsplit, undealt = True, False, "", ""
     failed: list[CodeFails] = []
     for variant, (dtype, autocast) in VARIANTS.items():
         with fake_device(cuda=device == "cuda"):
@@ -296,7 +300,7 @@ def recorded_on(
                 if lengths is None:
                     lengths = lengths_of(model)
                     model = build(dtype)  # a forward may have changed it
-                runs = recordings(model, lengths, autocast=autocast)
+                runs = recordings(model, lengths, autocast=autocast, experts=bool(experts))
             except CodeFails as error:
                 failed.append(error)  # of a number format that its code does not take
                 continue
@@ -313,10 +317,13 @@ def recorded_on(
         for unit in programs:
             made, programs[unit][f"{variant}-{device}"] = runs.program(unit, recorded, names)
             products.setdefault(unit, made.products(experts=unit in experts))
-        unsplit = unsplit or runs.every.split.why
+            if unit in experts:
+                dealt = runs.programs_apart(recorded[unit], names[unit])
+                programs[unit] |= {f"{name}-{device}{APART}": one for name, one in dealt.items()}
+        unsplit, undealt = unsplit or runs.every.split.why, undealt or runs.spread.why
     if lengths is None or not products:
         raise failed[0]
-    return OnDevice(lengths, programs, products, unused, adapts, padded, first, elsewhere, unsplit)
+    return OnDevice(lengths, programs, products, unused, adapts, padded, first, elsewhere, unsplit, undealt)
 
 
 def _on_each(devices: Sequence[str], made: Callable[[str], Made]) -> list[Made]:

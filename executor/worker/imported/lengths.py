@@ -14,6 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 from torch import nn
 
+from executor.worker.imported.apart import SpreadRecordings, spread_recordings
 from executor.worker.imported.between import joined, takes_part
 from executor.worker.imported.loops import aligned, looped
 from executor.worker.imported.programs import UnitProgram
@@ -196,11 +197,12 @@ def _points(lengths: Sequence[int], far: int) -> tuple[Point, ...]:
 
 class Recordings(NamedTuple):
     """All that is recorded of a model in one number format: with gradients at every point, with frozen weights at the
-    first, and both at the last, beyond the others."""
+    first, and both at the last, beyond the others; and of one of several ranks that its experts are dealt to."""
 
     every: Recorded
     frozen: Recorded | None
     far: tuple[Recorded, Recorded | None] | None
+    spread: SpreadRecordings
 
     def program(
         self, unit: str, places: dict[str, UnitName], names: dict[str, dict[str, str]]
@@ -221,6 +223,14 @@ class Recordings(NamedTuple):
         (batch, seq), far = self.every.points[0], self.far[0].points[0]
         return made, looped(program, longer, (batch, seq), (far[0], far[1]))
 
+    def programs_apart(self, at: UnitName, names: dict[str, str]) -> dict[str, Program]:
+        """Programs of a layer with experts on one of several ranks that these are dealt to, by number format."""
+        every = {name: UnitProgram(one, at, names, None) for name, one in self.spread.every.items()}
+        programs = {name: one.made() for name, one in every.items()}
+        if any(one.outside for one in every.values()):
+            raise NotDescribed(f"{named(at)} reads what another layer made, and its experts are dealt to ranks")
+        return programs
+
 
 def _place_of(
     every: Recorded, unit: UnitName, place: Place, places: dict[str, UnitName], names: dict[str, dict[str, str]]
@@ -235,8 +245,9 @@ def _place_of(
     raise NotDescribed(f"what {named(unit)} made is read beside the layer after it")
 
 
-def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool) -> Recordings:
-    """Recordings of a model, whose weights are frozen then, but the token table."""
+def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool, experts: bool = False) -> Recordings:
+    """Recordings of a model, whose weights are frozen then, but the token table. Those with `experts` are dealt to
+    ranks where nothing is done under autocast, since FSDP2 is there then."""
     first, last = lengths.points[0], lengths.points[-1]
     chosen = _choices(model)
     record(model, *first, autocast=autocast, gradients=False)  # what it changes once, it has changed then
@@ -261,8 +272,11 @@ def recordings(model: Any, lengths: RecordedLengths, *, autocast: bool) -> Recor
         every = Recorded(runs, again(first, forgets=True), lengths.points, split=split)
         if lengths.loops:
             far = Recorded(runs[-1:], again(last, forgets=True), (last,))
+    spread = SpreadRecordings({})
+    if experts and not autocast:
+        spread = spread_recordings(model, lengths.points, lengths.loops, again)
     frozen = _frozen(every, model, again)
-    return Recordings(every, frozen, None if far is None else (far, _frozen(far, model, again)))
+    return Recordings(every, frozen, None if far is None else (far, _frozen(far, model, again)), spread)
 
 
 def _choices(model: nn.Module) -> dict[str, str]:

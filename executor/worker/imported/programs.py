@@ -132,7 +132,7 @@ class UnitProgram:
                 before = len(steps)
             elif event.kind == "experts":
                 given = tuple(self._place(one.place) for one in event.tensor)
-            elif event.kind == "summed" and len(given) == 2 and self.recorded.split.near is not None:
+            elif event.kind == "summed" and len(given) == 2 and self.recorded.over_ranks:
                 summed.append(Summed(len(steps), *given, self._place(event.tensor.place)))
             elif event.kind == "linear" and self._plain(event):
                 end = next(i for i, one in enumerate(pending) if one.kind == "made")

@@ -63,10 +63,13 @@ class Recorded:
         points: Sequence[Point],
         like: Recorded | None = None,
         split: SplitRecordings | None = None,
+        *,
+        dealt: bool = False,
     ) -> None:
         """A single run may be `like` others of the same model, whose tensors tell how those of its sizes grow. `split`
-        tells what of them tensor ranks divide."""
+        tells what of them tensor ranks divide; or experts are `dealt` to ranks."""
         self.split = split or SplitRecordings("")
+        self.over_ranks = dealt or self.split.near is not None
         self.like, self.points, self.plain, self.base = like, points, plain, runs[0]
         self.whole = runs
         self.runs, self.more, self.repeated = aligned(runs)
