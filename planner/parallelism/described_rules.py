@@ -287,6 +287,18 @@ DESCRIBED: tuple[Rule, ...] = (
         "Use engine=ddp or deepspeed",
     ),
     _rule(
+        "weights of a described model in fp32 among others under FSDP2",
+        "precision",
+        lambda case: (
+            (case.layout.dp_shard == 1)
+            | case.layout.facts.flat_states
+            | (not case.model.described.wide)
+            | (case.job.precision != "pure-bf16" and case.lora is None)
+        ),
+        "its code makes some weights in fp32 beside others of 16 bits, and FSDP2 refuses two formats in a unit",
+        "Use precision=bf16 and method=full, or engine=deepspeed",
+    ),
+    _rule(
         "number format of a described model",
         "precision",
         _runs,

@@ -304,7 +304,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     by their names in the model with * for the layer: the trainer freezes them. `towers` are modules that text alone
     leaves out, by name with their classes: those beside the decoder, which see or hear, and its layers that attend to
     what these made. The trainer freezes them too. `seeing` is how towers run, and `blind` why that is not described.
-    `shared` are weights beside the token table that several modules hold. `norm_apart` says whether FSDP2 leaves the
+    `shared` are weights beside the token table that several modules hold, and `wide` those that its code makes in fp32
+    whatever the format of the others, named as `unused` are. `norm_apart` says whether FSDP2 leaves the
     last norm to the root, since Accelerate looks for it among the children of the model's body alone, `adapts` whether
     programs say what it does with its weights frozen, `recomputes` whether Transformers can recompute its layers,
     `padded` whether it needs its token of padding to be built, `remote_code` whether its classes are of code in its
@@ -324,6 +325,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     seeing: Towers | None = None
     blind: str = ""
     shared: tuple[str, ...] = ()
+    wide: tuple[str, ...] = ()
     norm_apart: bool = False
     adapts: bool = True
     recomputes: bool = True

@@ -100,6 +100,28 @@ def test_weights_of_several_layers_are_whole_on_each_rank(raw: bytes, tmp_path: 
     assert "have the same weights" not in " ".join(of_another.split())
 
 
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        (("--strategy", "fsdp", "--precision", "pure-bf16"), True),
+        (("--strategy", "fsdp"), False),
+        (("--strategy", "zero3", "--precision", "pure-bf16"), False),
+        (("--strategy", "ddp", "--precision", "pure-bf16"), False),
+    ],
+)
+def test_fsdp2_refuses_weights_of_two_formats_in_a_unit(
+    raw: bytes, tmp_path: Path, more: tuple[str, ...], refused: bool
+) -> None:
+    found = msgspec.json.decode(raw)
+    found["described"]["wide"] = ["model.layers.*.mlp.gate.weight"]
+    model = tmp_path / "model.json"
+    model.write_bytes(msgspec.json.encode(found))
+
+    answer = CliRunner().invoke(planner, ["estimate", "--model", str(model), "--gpus", "8", *more])
+
+    assert ("two formats in a unit" in f"{answer.output} {answer.exception}") is refused
+
+
 @pytest.mark.usefixtures("without_torch")
 def test_an_unknown_family_without_torch_says_what_to_run(tmp_path: Path) -> None:
     config = tmp_path / "config.json"

@@ -207,6 +207,7 @@ def describe(
         towers=towers_of(whole, idle),
         seeing=towers,
         blind=blind,
+        wide=wide_weights(whole),
         norm_apart=norm_apart(whole),
         shared=shared_weights(whole),
         adapts=all(made.adapts for made in every) and not common,
@@ -216,6 +217,12 @@ def describe(
         unsplit=next((made.unsplit for made in every if made.unsplit), ""),
         undealt=next((made.undealt for made in every if made.undealt), ""),
     )
+
+
+def wide_weights(whole: Any) -> tuple[str, ...]:
+    """The weights that a model which was built in bf16 has in fp32, as `unnumbered` names them."""
+    wide = (name for name, weight in whole.named_parameters() if weight.dtype == torch.float32)
+    return tuple(dict.fromkeys(unnumbered(whole, name) for name in wide))
 
 
 def _names_by_unit(model: Any, spots: Mapping[str, int], idle: Collection[str]) -> dict[str, dict[str, str]]:
