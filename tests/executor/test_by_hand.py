@@ -53,7 +53,7 @@ VARIANTS = ("mixed", "pure", "adapted")
 EVERY = list(product(SMALL, PRECISIONS))
 IN_CI = Random(31).sample(EVERY, 2)
 ADAPTED = list(product([one for one in SMALL if one in REWRITTEN], ("lora", "qlora"), PRECISIONS, (0.0, 0.05)))
-ADAPTED_IN_CI = Random(33).sample(ADAPTED, 4)
+ADAPTED_IN_CI = Random(33).sample(ADAPTED, 2)
 FUSED = list(
     product(
         ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"),
@@ -61,7 +61,7 @@ FUSED = list(
         ("none", "full"),
     )
 )
-FUSED_IN_CI = Random(34).sample(FUSED, 4)
+FUSED_IN_CI = Random(34).sample(FUSED, 2)
 TRACED = list(product(SMALL, PRECISIONS, ("none", "full")))
 TRACED_IN_CI = Random(32).sample(TRACED, 1)
 
