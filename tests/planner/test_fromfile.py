@@ -113,7 +113,7 @@ def test_every_key_is_understood_or_ignored_and_never_both(path: Path):
 
     assert own <= set(keys)
     assert len(keys) == len(set(keys))
-    # What is there beside the file's own keys came from a file it names, or is on without a word.
+    # What is there beside the file's own keys came from a file it names, or Axolotl turns on by itself.
     silent = {one.key for one in found.ignored if one.key in FUSED_ADAPTERS and one.value is None}
     assert all(key.startswith(("deepspeed.", "deepspeed_config.")) for key in set(keys) - own - silent)
 

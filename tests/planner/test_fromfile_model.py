@@ -87,7 +87,7 @@ def test_where_axolotl_stops_at_its_functions_a_model_is_planned_without_them(na
         one = adapted(name, **keys)
         assert one.given["runtime"] == "accelerate-ddp"
         assert not set(OWN) & set(less(one))
-        stops = [key.why for key in one.found.ignored if key.key in OWN and "Axolotl stops at it" in key.why]
+        stops = [key.why for key in one.found.ignored if key.key in OWN and "Axolotl fails at it" in key.why]
         assert stops
     alone = adapted("allenai/Olmo-3-7B-Instruct-SFT", lora_mlp_kernel=True)
     assert less(alone) == {"lora_mlp_kernel"}  # attention's are off, and it runs

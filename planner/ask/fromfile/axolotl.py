@@ -145,7 +145,7 @@ def _attention(sheet: Sheet) -> None:
             trainer.attention(sheet, code, key)
         sheet.ignore(key, OFF if chosen is None else "attn_implementation says it")
     # utils/schemas/deprecated.py, validate_flash_attn_rms_norm
-    sheet.ignore("flash_attn_rms_norm", "Axolotl stops where it is on, since it has it no longer. As where it is off")
+    sheet.ignore("flash_attn_rms_norm", "Axolotl no longer has it, and fails where it is on; estimated as if off")
 
 
 def _experts(sheet: Sheet) -> None:
@@ -216,7 +216,7 @@ def _own_kernels(sheet: Sheet) -> None:
         return
     for key in functions.FUSED_ADAPTERS:
         sheet.data[key] = None
-        why = "on without a word: fused adapters keep less, which is counted where their places are known"
+        why = "Axolotl turns it on by itself: fused adapters keep less, which is counted where their places are known"
         sheet.ignore(key, why, "not modelled", "less")
 
 

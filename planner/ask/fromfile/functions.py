@@ -48,7 +48,7 @@ def of_functions(one: Ignored, on: Sequence[str], model: ModelSpec, adapted: Seq
     if not _takes(one.key, model, adapted):
         return Ignored(one.key, one.value, f"{model.name} has no such modules with adapters", "none")
     if model.family not in (*REWRITTEN, *OWN_ATTENTION) and set(IN_ATTENTION) & set(on):
-        why = f"Axolotl stops at it: it knows no line of {model.family}'s attention. As where it is false"
+        why = f"Axolotl fails at it, since it cannot patch {model.family}'s attention; estimated as if it were false"
         return Ignored(one.key, one.value, why, "none")
     return one
 
