@@ -115,14 +115,14 @@ def training_of(
     solve: Solve,
     highest: Callable[[set[Linear]], tuple[Linear, ...]],
 ) -> TowerTraining:
-    """TowerPasses on several numbers of images as data, of which each is linear in their positions; `order` are the
-    towers' weights."""
-    names = [name for name, _ in runs[0].back]
-    if any([name for name, _ in run.back] != names or len(run.held) != len(runs[0].held) for run in runs):
+    """Passes on several numbers of images as data, of which each is linear in their positions; `order` are the towers'
+    weights."""
+    done = [(len(run.held), [(name, len(held)) for name, held in run.back]) for run in runs]
+    if any(one != done[0] for one in done):
         raise NotDescribed("its towers do other operations for other images")
     weight, parts = 0, list[TowerGradient]()
     kept = since = solve([run.kept for run in runs])
-    for place, name in enumerate(names):
+    for place, (name, _) in enumerate(runs[0].back):
         levels = [run.back[place][1] for run in runs]
         found = {solve(series) for series in zip(*levels, strict=True)}
         end = solve([one[-1] for one in levels]) if levels[0] else since
