@@ -73,8 +73,7 @@ class UnitSizes(msgspec.Struct, frozen=True):
         if is_layer(moment.unit):
             after = (kind for kind in self.kinds[moment.layer + 1 :] if kind != BETWEEN)
             return next(after, "tail")
-        trained = moment.unit == "embed" and self.scattered.get(TOWER)
-        return TOWER if trained else next(kind for kind in self.kinds if kind != BETWEEN)
+        return TOWER if moment.unit == "embed" and self.scattered.get(TOWER) else self.kinds[0]
 
     def up_to(self, layer: int) -> Number:
         """Gathered weights of the first layers, this one included."""
@@ -337,12 +336,24 @@ def _tower_calls(case: Case, rounds: Number, reductions: Number, fp32_reduce: bo
         for phase, sizes in (("forward", towers), ("backward", towers if trained else towers[-1:]))
     ]
     if trained:
-        grads, count = reductions * scattered(case, TOWER, fp32_reduce), reductions * len(towers)
-        calls.append(_call(case, "reduce_scatter", axis, TOWER, "backward", count, grads))
-        if is_column(case.layout.dp_replicate) or case.layout.dp_replicate > 1:
-            shards = grads / case.shards(weight)
-            calls.append(_call(case, "all_reduce", "dp_replicate", TOWER, "backward", count, shards))
+        count, grads = reductions * len(towers), scattered(case, TOWER, fp32_reduce)
+        calls += _reductions(case, axis, TOWER, count, reductions, grads, case.shards(weight))
     return calls
+
+
+def _reductions(
+    case: Case, axis: str, unit: str, count: Number, reductions: Number, grads: Number, shards: Number
+) -> list[Call]:
+    """How a unit's gradients, of `grads` bytes, are reduced: over ranks that shard them, then over replicas."""
+    calls = [_call(case, "reduce_scatter", axis, unit, "backward", count, grads * reductions)]
+    if _is_replicated(case):
+        calls.append(_call(case, "all_reduce", "dp_replicate", unit, "backward", count, grads / shards * reductions))
+    return calls
+
+
+def _is_replicated(case: Case) -> bool:
+    """Whether there are replicas. In columns a group of one sends nothing."""
+    return is_column(case.layout.dp_replicate) or case.layout.dp_replicate > 1
 
 
 def _skipped(case: Case, unit: str) -> int:
@@ -528,8 +539,6 @@ class Fsdp2(Engine):
         layout, fp32_reduce = case.layout, self.reduces_in_fp32(case)
         reductions = layout.grad_accum if self.reduces_each(case) else layout.grad_accum * 0 + 1
         rounds = layout.grad_accum * 0 + 1 if self.gathers_once(case) else layout.grad_accum
-        # In columns a group of one sends nothing.
-        replicated = is_column(layout.dp_replicate) or layout.dp_replicate > 1
         calls: list[Call] = []
         for unit, axis, weights in _by_axis(case):
             times = case.repeats(unit)
@@ -549,10 +558,7 @@ class Fsdp2(Engine):
             element = reduced_element_bytes(case, fp32_reduce, unit)
             grads = times * sum(zero.whole_bytes(padded(weight, case.shards(weight)), element) for weight in trained)
             count = times * reductions * _groups(case, unit, trained)
-            calls.append(_call(case, "reduce_scatter", axis, unit, "backward", count, grads * reductions))
-            if replicated:
-                shards = grads / case.shards(trained[0])
-                calls.append(_call(case, "all_reduce", "dp_replicate", unit, "backward", count, shards * reductions))
+            calls += _reductions(case, axis, unit, count, reductions, grads, case.shards(trained[0]))
         return calls + _tower_calls(case, rounds, reductions, fp32_reduce) + _muon_calls(case)
 
     def ideal(self, case: Case) -> list[Call]:
@@ -568,7 +574,7 @@ class Fsdp2(Engine):
             reshard=case.layout.reshard_after_forward,
             reduce_each=self.reduces_each(case),
         )
-        if is_column(case.layout.dp_replicate) or case.layout.dp_replicate > 1:
+        if _is_replicated(case):
             shards = case.total(trainable=True) * reduced / case.layout.state_shards
             calls.append(ideal_call("all_reduce", "dp_replicate", "backward", shards))
         return calls

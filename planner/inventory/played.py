@@ -205,7 +205,7 @@ class Player:
         taken = [names for names in taken if self.compute.functions(*(self.whole[name] for name in names))]
         found = [one for names in taken if (one := stand_in(steps, names, places)) is not None]
         parts = [part for part in LIGER if getattr(self.compute.kernels, part) == "fused"]
-        beside = of_liger(steps, parts, places) or []
+        beside = (of_liger(steps, parts, places) if parts else None) or []
         return [*found, *(one for one in beside if not any(one.inner & other.inner for other in found))]
 
     def _play(self, found: StandIn, steps: Sequence[Step]) -> list[Tensor]:

@@ -30,12 +30,14 @@ def play_towers(
     towers = described.seeing
     assert towers is not None
     program = towers.programs[variant]
-    training = program.again if compute.runs_layers_again else program.trained
+    training: TowerTraining | None = None
+    if described.trained:
+        training = program.again if compute.runs_layers_again else program.trained
     tape.allocate(of_images(described, towers.given_bytes) + Size(per_token=towers.beside_bytes), ACTIVATIONS)
-    for moment in training.moments if described.trained and training else program.moments:
+    for moment in (training or program).moments:
         tape.release(tape.allocate(of_images(described, moment)))
     features: Tensor | None = None
-    if described.trained and training:
+    if training is not None:
         features = _trained_towers(tape, described, training, [one.elements for one in weights])
         row = Size(per_sequence=float(described.images * width * compute.element_bytes))
         for _ in range(towers.between):  # gradients that wait for the towers' backward

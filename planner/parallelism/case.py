@@ -443,13 +443,13 @@ class Case(msgspec.Struct, frozen=True, dict=True):
 
     def weights(self) -> list[Weight]:
         """Every weight tensor of this stage, layers repeated, in forward order (numbers, not columns)."""
-        towers = (TOWER,) if TOWER in self._units else ()
-        first, *others = self.unit_by_unit()
-        return [weight for unit in (first, *towers, *others) for weight in self._units[unit]]
+        return [weight for unit in self.unit_by_unit() for weight in self._units[unit]]
 
     def unit_by_unit(self) -> Iterator[str]:
         """Every unit of this stage, layers repeated, in forward order (numbers, not columns)."""
         yield "embed"
+        if TOWER in self._units:
+            yield TOWER
         yield from self.kind_by_layer
         yield "tail"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from planner.basics.arith import is_column, remainder
 from planner.inventory.standins import has_liger
 from planner.parallelism.rule import Rule
-from planner.spec.described import APART, Described, changes_logits
+from planner.spec.described import APART, Described, changes_logits, numbers_of
 from planner.spec.options import LARGEST_SEQ
 from planner.spec.seeing import images_refusal, towers_refusal, without_images
 
@@ -106,9 +106,8 @@ def _plain_logits(case: Case) -> bool:
 
 def _numbers(case: Case) -> str:
     """The number format that the engine computes in, as programs are called."""
-    under_autocast = "adapted" if case.lora is not None else "mixed"
-    computed = under_autocast if case.layout.engine in ("single", "ddp") else "pure"
-    return {"fp32": "fp32", "pure-bf16": "pure"}.get(case.job.precision, computed)
+    autocast = case.layout.engine in ("single", "ddp")
+    return numbers_of(case.job.precision, autocast=autocast, adapters=case.lora is not None)
 
 
 def _runs(case: Case) -> bool:
@@ -150,14 +149,35 @@ def _of_images(name: str, field: str, holds: Callable[[Case], Any], sentence: st
     )
 
 
+def _of_trained_towers(name: str, field: str, holds: Callable[[Case], Any], sentence: str, fix: str) -> Rule:
+    return _of_images(name, field, lambda case: not case.job.trains_towers or holds(case), sentence, fix)
+
+
+def _refused(name: str, field: str, asked: Callable[[Case], Any], why: Callable[[Case], tuple[str, str]]) -> Rule:
+    """Of what a model's description does not take: `why` is why not, and what to do, both empty where it does."""
+    return Rule(
+        name=name,
+        field=field,
+        holds=lambda case: not any(why(case)),
+        sentence=lambda case: f"{asked(case)} {why(case)[0]}",
+        fix=lambda case: why(case)[1],
+    )
+
+
+def _images_refusal(case: Case) -> tuple[str, str]:
+    images = case.job.image_tokens
+    found = images_refusal(without_images(case.model), images, case.job.seq_len) if images else None
+    return found or ("", "")
+
+
+def _towers_refusal(case: Case) -> tuple[str, str]:
+    trained = case.job.trains_towers
+    found = towers_refusal(without_images(case.model), case.job.image_tokens) if trained else None
+    return found or ("", "")
+
+
 IMAGES: tuple[Rule, ...] = (
-    Rule(
-        name="images that a model takes",
-        field="image_tokens",
-        holds=lambda case: not case.job.image_tokens or _images_refusal(case) is None,
-        sentence=lambda case: f"{case.job.image_tokens} {_images_refusal(case)[0]}",  # type: ignore[index]
-        fix=lambda case: _images_refusal(case)[1],  # type: ignore[index]
-    ),
+    _refused("images that a model takes", "image_tokens", lambda case: case.job.image_tokens, _images_refusal),
     _of_images(
         "engines that run towers",
         "engine",
@@ -179,50 +199,36 @@ IMAGES: tuple[Rule, ...] = (
         "a tower that stays gathered after its forward is not modelled",
         "Use reshard_after_forward=true",
     ),
-    _of_images(
+    _of_trained_towers(
         "trained towers beside adapters",
         "method",
-        lambda case: not case.job.trains_towers or case.lora is None,
+        lambda case: case.lora is None,
         "towers that are trained beside adapters are not modelled",
         "Use method=full, or towers=frozen",
     ),
-    _of_images(
+    _of_trained_towers(
         "trained towers in part made again",
         "recompute",
-        lambda case: not case.job.trains_towers or case.layout.recompute in ("none", "full"),
+        lambda case: case.layout.recompute in ("none", "full"),
         "a trained tower is planned with all of its layers made again, or none",
         "Use recompute=full or none",
     ),
-    _of_images(
+    _of_trained_towers(
         "Liger in trained towers",
         "liger",
-        lambda case: not (case.layout.liger and case.job.trains_towers),
+        lambda case: not case.layout.liger,
         "what Liger-Kernel would replace in a trained tower is not modelled",
         "Leave it out",
     ),
-    _of_images(
+    _of_trained_towers(
         "optimizers of trained towers",
         "optimizer",
-        lambda case: not case.job.trains_towers or case.job.optimizer.name != "muon",
+        lambda case: case.job.optimizer.name != "muon",
         "Muon's steps of a tower's weights are not modelled",
         "Use optimizer=adamw, or towers=frozen",
     ),
-    Rule(
-        name="towers that are trained",
-        field="towers",
-        holds=lambda case: not case.job.trains_towers or _towers_refusal(case) is None,
-        sentence=lambda case: f"trained {_towers_refusal(case)[0]}",  # type: ignore[index]
-        fix=lambda case: _towers_refusal(case)[1],  # type: ignore[index]
-    ),
+    _refused("towers that are trained", "towers", lambda case: case.job.towers, _towers_refusal),
 )
-
-
-def _towers_refusal(case: Case) -> tuple[str, str] | None:
-    return towers_refusal(without_images(case.model), case.job.image_tokens)
-
-
-def _images_refusal(case: Case) -> tuple[str, str] | None:
-    return images_refusal(without_images(case.model), case.job.image_tokens, case.job.seq_len)
 
 
 DESCRIBED: tuple[Rule, ...] = (

@@ -28,6 +28,15 @@ APART = "-apart"
 that FSDP2 gathers in 16 bits, and experts that cast what they are given to that. Sizes are those of an even router; a
 few numbers for each of a rank's experts are as many as the fewest ranks have."""
 
+
+def numbers_of(precision: str, *, autocast: bool, adapters: bool) -> str:
+    """Which of FORMATS_RECORDED a job computes in: under `autocast` one by what it casts, fp32 weights or those of 16
+    bits under adapters, and else the one that the weights are in."""
+    if precision in ("fp32", "pure-bf16"):
+        return precision.removesuffix("-bf16")
+    return "pure" if not autocast else "adapted" if adapters else "mixed"
+
+
 TOWER = "tower"
 """The unit of the towers' weights."""
 BETWEEN = "between"

@@ -134,36 +134,17 @@ def check_loads(plan: Plan, run: Finished, target: Path) -> None:
     assert float((logits - expected).norm() / expected.norm()) <= LARGEST_ERROR
 
 
-@pytest.mark.parametrize("name", draws(QUICK, SEED, 2))
+TENSOR_RANKS, EXPERT_RANKS = ([drawn.name for drawn in some] for some in (SPLITS, SPREAD))
+IN_CI = [*draws(QUICK, SEED, 2), *draws(TENSOR_RANKS, SEED, 1), *draws(EXPERT_RANKS, SEED, 1)]
+LATER = [
+    *(one for some in (TENSOR_RANKS, EXPERT_RANKS) for one in draws(some, SEED, 15, 1)),
+    *draws(QUICK, SEED, 24, 2),
+    *draws(OTHERS, SEED, 8),
+]
+
+
+@pytest.mark.parametrize("name", [*IN_CI, *(pytest.param(one, marks=pytest.mark.long) for one in LATER)])
 def test_ranks_train_what_one_process_trains(name: str, reference: Reference, tmp_path: Path) -> None:
-    check_learns(name, reference, tmp_path)
-
-
-@pytest.mark.parametrize("name", draws([drawn.name for drawn in SPLITS], SEED, 1))
-def test_tensor_ranks_train_what_one_process_trains(name: str, reference: Reference, tmp_path: Path) -> None:
-    check_learns(name, reference, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", draws([drawn.name for drawn in SPLITS], SEED, 15, 1))
-def test_more_tensor_ranks_train_what_one_process_trains(name: str, reference: Reference, tmp_path: Path) -> None:
-    check_learns(name, reference, tmp_path)
-
-
-@pytest.mark.parametrize("name", draws([drawn.name for drawn in SPREAD], SEED, 1))
-def test_expert_ranks_train_what_one_process_trains(name: str, reference: Reference, tmp_path: Path) -> None:
-    check_learns(name, reference, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", draws([drawn.name for drawn in SPREAD], SEED, 15, 1))
-def test_more_expert_ranks_train_what_one_process_trains(name: str, reference: Reference, tmp_path: Path) -> None:
-    check_learns(name, reference, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", [*draws(QUICK, SEED, 24, 2), *draws(OTHERS, SEED, 8)])
-def test_more_ranks_train_what_one_process_trains(name: str, reference: Reference, tmp_path: Path) -> None:
     check_learns(name, reference, tmp_path)
 
 

@@ -22,7 +22,7 @@ from executor.measure import trace as traces
 from executor.worker.imported import describe as describing
 from executor.worker.imported.describe import config_of, describe
 from executor.worker.imported.facts import spec_of
-from executor.worker.imported.towers import highest
+from executor.worker.imported.levels import highest
 from executor.worker.trace.trace import trace
 from planner.basics.errors import PlannerError
 from planner.cli import planner
@@ -184,10 +184,8 @@ def test_a_trained_tower_s_work_is_three_times_its_forward_and_once_more_where_i
 
 def test_a_trained_tower_has_states_of_all_its_weights() -> None:
     model = seeing("qwen3_vl", "pure")
-    frozen, trained = (
-        Case.of(plan_with_images(model, 304, **more))
-        for more in ({}, {"towers": "trained"})  # type: ignore[arg-type]
-    )
+    frozen = Case.of(plan_with_images(model, 304))
+    trained = Case.of(plan_with_images(model, 304, towers="trained"))
     tower = sum(weight.elements for weight in trained.units()[TOWER])
 
     assert trained.total(trainable=True) - frozen.total(trainable=True) == tower > 0

@@ -17,17 +17,17 @@ import numpy as np
 import torch
 
 from executor.worker.imported.lengths import RecordedLengths, recordings
+from executor.worker.imported.levels import Solved, highest, levels, watched
 from executor.worker.imported.operations import ATTENTION, PRODUCTS, UnitProducts, bytes_of, columns
 from executor.worker.imported.pictures import Pictures, pictures_of, tensors_of
 from executor.worker.imported.record import (
     CodeFails,
-    ModelRecorder,
     ModelRecording,
     NotDescribed,
     UnitName,
     fake_device,
 )
-from executor.worker.imported.trained import passes_of, recomputed, training_of
+from executor.worker.imported.trained import training_of
 from executor.worker.model.layers import can_recompute, decoder_config
 from planner.spec.described import (
     BETWEEN,
@@ -39,7 +39,6 @@ from planner.spec.described import (
     TowerAttention,
     TowerProgram,
     Towers,
-    TowerTraining,
 )
 
 POSITIONS = (12, 24, 36, 20)
@@ -141,16 +140,16 @@ def tower_of(model: Any, order: Sequence[str], *, autocast: bool, checks: bool) 
     names = [[op.name for op in run.operations] for run in runs]
     if any(one != names[0] for one in names):
         raise NotDescribed("its towers do other operations for other images")
-    solve = _Solved(positions)
+    solve = Solved(positions)
     moments = {solve.of([series[place] for series in held]) for place in range(len(held[0]))}
     counted = [i for i, op in enumerate(runs[0].operations) if _counts(op)]
     moved = [float(sum(sum(bytes_of(run.operations[i])) for i in counted)) for run in runs]
     trained = again = None
     if order:
         few = slice(1, None if checks else 3)
-        passes = partial(_trained, model, every[few], order, _Solved(positions[few]), precision)
-        trained = passes(nullcontext)
-        again = passes(partial(recomputed, model)) if can_recompute(model) else None
+        passes = partial(training_of, model, every[few], positions[few], order, precision)
+        trained = passes(again=False)
+        again = passes(again=True) if can_recompute(model) else None
     program = TowerProgram(
         moments=highest(moments), left=solve.of([series[-1] for series in held]), moved=solve.of(moved),
         starts=len(counted), trained=trained, again=again,
@@ -158,68 +157,17 @@ def tower_of(model: Any, order: Sequence[str], *, autocast: bool, checks: bool) 
     return Tower(program, _products(runs, solve), _attention(runs[0], pictures), solve.of(given))
 
 
-def _trained(
-    model: Any, every: Sequence[dict[str, Any]], order: Sequence[str], solve: _Solved,
-    precision: Callable[[], AbstractContextManager[Any]], how: Callable[[], AbstractContextManager[Any]],
-) -> TowerTraining:  # fmt: skip
-    with how():
-        return training_of([passes_of(model, inputs, precision()) for inputs in every], order, solve.of, highest)
-
-
-class _Solved:
-    """Figures at some numbers of positions as linear in them."""
-
-    def __init__(self, positions: Sequence[int]) -> None:
-        self.rows = np.array([(one, 1.0) for one in positions])
-
-    def of(self, values: Sequence[float]) -> Linear:
-        """A figure; or a refusal, where it is not linear."""
-        solved = np.linalg.solve(self.rows[:2], np.array(values[:2], float))
-        whole = np.round(solved * 4096) / 4096
-        for found in (whole, solved):
-            if np.allclose(self.rows @ found, values, rtol=1e-9, atol=0.5):
-                return float(found[0]), float(found[1])
-        raise NotDescribed(f"its towers' sizes are not linear in images' positions ({values})")
-
-
 def _run(model: Any, inputs: dict[str, Any], precision: AbstractContextManager[Any]) -> ModelRecording:
-    recorder = ModelRecorder()
-    with recorder:
-        for known in (*model.parameters(), *model.buffers(), *tensors_of(inputs)):
-            recorder.see(known)
-        recorder.on = True
-        try:
-            with precision:
-                kept = model.get_image_features(**inputs)
-        except Exception as error:
-            raise CodeFails(f"its towers' code fails with {type(error).__name__}: {error}") from error
-        recorder.on = False
+    with watched(model, inputs) as recorder, precision:
+        kept = model.get_image_features(**inputs)
     del kept
     return recorder.found
 
 
 def _held(run: ModelRecording) -> list[int]:
     """Bytes that are held as each operation ends, and at the end."""
-    held, found = 0, []
-    made: set[int] = set()
-    for event in run.events:
-        if event.kind == "op":
-            new = run.operations[event.what].made
-            made.update(new)
-            held += sum(run.sizes[one] for one in new)
-            found.append(held)
-        elif event.kind == "free" and event.what in made:
-            held -= run.sizes[event.what]
-    return [*found, held]
-
-
-def highest(moments: set[Linear]) -> tuple[Linear, ...]:
-    """Of moments those that are the highest at some number of positions."""
-    found: list[Linear] = []
-    for one in sorted(moments, key=lambda one: (-one[1], -one[0])):
-        if all(one[0] > other[0] for other in found):
-            found.append(one)
-    return tuple(found)
+    every = list(levels(run))
+    return [*(held for event, held in every if event.kind == "op"), every[-1][1]]
 
 
 def _counts(op: Any) -> bool:
@@ -228,7 +176,7 @@ def _counts(op: Any) -> bool:
     return bool(op.made or op.name.endswith("_")) and not fused
 
 
-def _products(runs: Sequence[ModelRecording], solve: _Solved) -> tuple[OtherProduct, ...]:
+def _products(runs: Sequence[ModelRecording], solve: Solved) -> tuple[OtherProduct, ...]:
     found: Counter[tuple[Any, int, int]] = Counter()
     for index, op in enumerate(runs[0].operations):
         if op.name in PRODUCTS:

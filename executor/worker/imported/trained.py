@@ -6,18 +6,16 @@ Not here: frozen towers, or how either stands beside text (towers.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from executor.worker.imported.pictures import tensors_of
-from executor.worker.imported.record import CodeFails, ModelRecorder, ModelRecording, NotDescribed
+from executor.worker.imported.levels import Solved, highest, levels, watched
+from executor.worker.imported.record import ModelRecording, NotDescribed
 from planner.spec.described import Linear, TowerGradient, TowerTraining
-
-Solve = Callable[[Sequence[float]], Linear]
 
 
 class TowerPasses(NamedTuple):
@@ -48,7 +46,6 @@ class _Ask(torch.autograd.Function):
 
 def passes_of(model: Any, inputs: dict[str, Any], precision: AbstractContextManager[Any]) -> TowerPasses:
     """A forward and backward of a model's towers, whose weights want gradients. Enter `fake_device` first."""
-    recorder = ModelRecorder()
     weights = {id(one): name for name, one in model.named_parameters()}
 
     def made(weight: Tensor) -> None:
@@ -56,26 +53,18 @@ def passes_of(model: Any, inputs: dict[str, Any], precision: AbstractContextMana
         recorder.note("weight", weights[id(weight)], recorder.see(weight.grad).storage)
         weight.grad = None
 
-    handles = [one.register_post_accumulate_grad_hook(made) for one in model.parameters() if one.requires_grad]
-    with recorder:
-        for known in (*model.parameters(), *model.buffers(), *tensors_of(inputs)):
-            recorder.see(known)
-        recorder.on = True
-        try:
-            with precision:
-                found = model.get_image_features(**inputs)
-                asked = _Ask.apply(*_features(found))
-                recorder.note("forward", None)
-            recorder.note("cached", None)
-            del found
-            recorder.note("returned", None)
-            asked.backward()
-        except Exception as error:
-            raise CodeFails(f"its towers' code fails with {type(error).__name__}: {error}") from error
-        recorder.on = False
-    for handle in handles:
-        handle.remove()
-    return _levels(recorder.found)
+    with ExitStack() as hooks, watched(model, inputs) as recorder:
+        for weight in filter(lambda one: one.requires_grad, model.parameters()):
+            hooks.callback(weight.register_post_accumulate_grad_hook(made).remove)
+        with precision:
+            found = model.get_image_features(**inputs)
+            asked = _Ask.apply(*_features(found))
+            recorder.note("forward", None)
+        recorder.note("cached", None)
+        del found
+        recorder.note("returned", None)
+        asked.backward()
+    return _passes(recorder.found)
 
 
 def _features(found: Any) -> list[Tensor]:
@@ -84,23 +73,16 @@ def _features(found: Any) -> list[Tensor]:
     return [one for one in parts if isinstance(one, Tensor)]
 
 
-def _levels(run: ModelRecording) -> TowerPasses:
+def _passes(run: ModelRecording) -> TowerPasses:
     of_weights = {event.tensor: event.what for event in run.events if event.kind == "weight"}
-    made: set[int] = set()
     at: dict[str, int] = {}
-    level = 0
     parts: list[tuple[str, list[int]]] = [("", [])]
-    for event in run.events:
+    for event, level in levels(run, of_weights):
         if event.kind == "op":
-            new = run.operations[event.what].made
-            made.update(new)
-            level += sum(run.sizes[one] for one in new if one not in of_weights)
             parts[-1][1].append(level)
-            for weight in (of_weights[one] for one in new if one in of_weights):
+            for weight in (of_weights[one] for one in run.operations[event.what].made if one in of_weights):
                 parts[-1] = (weight, parts[-1][1])
                 parts.append(("", []))
-        elif event.kind == "free" and event.what in made and event.what not in of_weights:
-            level -= run.sizes[event.what]
         elif event.kind in ("forward", "cached", "returned"):
             at[event.kind] = level
             if event.kind == "returned":
@@ -110,13 +92,14 @@ def _levels(run: ModelRecording) -> TowerPasses:
 
 
 def training_of(
-    runs: Sequence[TowerPasses],
-    order: Sequence[str],
-    solve: Solve,
-    highest: Callable[[set[Linear]], tuple[Linear, ...]],
-) -> TowerTraining:
-    """Passes on several numbers of images as data, of which each is linear in their positions; `order` are the towers'
-    weights."""
+    model: Any, every: Sequence[dict[str, Any]], positions: Sequence[int], order: Sequence[str],
+    precision: Callable[[], AbstractContextManager[Any]], *, again: bool,
+) -> TowerTraining:  # fmt: skip
+    """A model's towers as they train, as data: passes on inputs of several numbers of positions, in which each figure
+    is linear. `order` are the towers' weights; layers run `again` in backward, or keep what they need."""
+    with recomputed(model) if again else nullcontext():
+        runs = [passes_of(model, inputs, precision()) for inputs in every]
+    solve = Solved(positions).of
     done = [(len(run.held), [(name, len(held)) for name, held in run.back]) for run in runs]
     if any(one != done[0] for one in done):
         raise NotDescribed("its towers do other operations for other images")

@@ -18,7 +18,7 @@ from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.compute import LIGER_FAMILIES
 from planner.inventory.standins import LIGER_TYPES, has_liger
 from planner.spec import ModelSpec
-from planner.spec.described import Described, changes_logits
+from planner.spec.described import Described, changes_logits, numbers_of
 from planner.spec.options import ALL_LINEAR
 
 OPTIONS = ("lora_targets", "modules_to_save", "attention", "liger", "packing", "loss", "compile", "seq_len")
@@ -133,10 +133,7 @@ def _of_part(one: Ignored, model: ModelSpec) -> Ignored:
 
 def _unmodelled(line: OptionLine, lines: Sequence[OptionLine], model: ModelSpec) -> tuple[str, Memory] | None:
     """Why this model is planned without an option, and what that does to memory; None where it is planned with it."""
-    replaced = model.family in LIGER_FAMILIES
-    if line.option == "liger" and model.described is not None:
-        replaced = has_liger(model, str(line.value).split(","), _numbers(lines))
-    if line.option == "liger" and not replaced:
+    if line.option == "liger" and not _takes_liger(line, lines, model):
         return "not modelled: fused kernels keep less", "less"
     if model.described is None:
         return None
@@ -152,14 +149,14 @@ def _unmodelled(line: OptionLine, lines: Sequence[OptionLine], model: ModelSpec)
     return None
 
 
-def _numbers(lines: Sequence[OptionLine]) -> str:
-    """The number format that a file's layout computes in, as an imported model's programs are called."""
+def _takes_liger(line: OptionLine, lines: Sequence[OptionLine], model: ModelSpec) -> bool:
+    """Whether what Liger-Kernel replaces in a model is known, of an imported one in the number format of the file."""
+    if model.described is None:
+        return model.family in LIGER_FAMILIES
     told = {line.option: line.value for line in lines}
-    if (named := {"pure-bf16": "pure", "fp32": "fp32"}.get(told.get("precision", ""))) is not None:
-        return named
-    if told.get("method", "full") != "full":
-        return "adapted"
-    return "pure" if told.get("zero_stage") else "mixed"  # whatever shards has weights of 16 bits at hand
+    adapters, autocast = told.get("method", "full") != "full", not told.get("zero_stage")
+    numbers = numbers_of(told.get("precision", ""), autocast=autocast, adapters=adapters)
+    return has_liger(model, str(line.value).split(","), numbers)
 
 
 def _attention(line: OptionLine, model: ModelSpec) -> tuple[str, Memory] | None:
