@@ -1,7 +1,7 @@
-"""Claims about described models: their own code's weights and peaks, and refusals.
+"""Claims about described models: how a file of one is made, read and refused.
 
-Not here: what a description may say (tests/planner/test_described.py), or families that are written by hand beside
-theirs (test_by_hand.py).
+Not here: what a description may say (tests/planner/test_described.py), peaks (test_all_peaks.py), or families that are
+written by hand beside theirs (test_by_hand.py).
 """
 
 from __future__ import annotations
@@ -12,94 +12,28 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from itertools import product
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import msgspec
 import psutil
 import pytest
 from click.testing import CliRunner
-from transformers import CONFIG_MAPPING, dynamic_module_utils
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-)
+from transformers import dynamic_module_utils
 
 from executor.backends.common import TRAINER
 from executor.cli import executor
-from executor.measure import trace as traces
 from executor.worker.imported import describe as describing
 from executor.worker.imported.describe import config_of, describe
 from executor.worker.imported.facts import spec_of
 from executor.worker.imported.lengths import RecordedLengths, lengths_on_all
 from executor.worker.imported.record import NotDescribed
-from executor.worker.trace.trace import trace
 from planner.basics.command import INTERRUPTED
 from planner.basics.errors import PlannerError
 from planner.inventory import parameters
 from planner.parallelism.case import Case
-from planner.spec import Layout, ModelSpec, TrainingJob, importing, presets
+from planner.spec import Layout, TrainingJob, importing, presets
 from planner.spec.huggingface import spec_of as model_spec
 from planner.spec.importing import read_described
-from planner.spec.job import Precision
-from scripts.trace_pairs import planned
-
-IMPORTED = (
-    "apertus", "arcee", "aria_text", "bitnet", "codegen", "cohere", "cohere2", "cwm", "emu3", "ernie4_5", "exaone4",
-    "gemma", "glm", "glm4", "granite", "helium", "olmo2", "phi3", "seed_oss", "starcoder2",
-)  # fmt: skip
-"""Types of dense models whose layers are all alike at their default configuration, which no branch describes."""
-SPLITS: dict[str, dict[str, Any]] = {
-    "single": {"engine": "single"},
-    "ddp": {"engine": "ddp", "dp_replicate": 4},
-    "fsdp2": {"engine": "fsdp2", "dp_shard": 4, "zero_stage": 3},
-}
-PRECISIONS: tuple[Precision, ...] = ("bf16", "pure-bf16")
-EVERY = [
-    one
-    for one in product(IMPORTED, SPLITS, PRECISIONS, ("none", "full"))
-    if one[1:3] != ("fsdp2", "bf16")  # the program of pure-bf16; where a table is larger than a layer FSDP2's last
-]  # reduction is not planned, of families that are written by hand neither
-IN_CI = Random(29).sample(EVERY, 4)
-SEEING = ("internvl", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl")
-"""Types of models that see, which are trained on text."""
-SEE = list(product(SEEING, SPLITS, ("pure-bf16",), ("none", "full")))
-SEE_IN_CI = Random(30).sample(SEE, 1)
-
-
-def default_config(kind: str) -> dict[str, Any]:
-    """A type's default configuration, as a config.json says it."""
-    names = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    raw: dict[str, Any] = CONFIG_MAPPING[kind](architectures=[names[kind]]).to_dict()
-    return {key: value for key, value in raw.items() if key not in ("transformers_version", "dtype")}
-
-
-def described(raw: dict[str, Any], variant: str, monkeypatch: pytest.MonkeyPatch, device: str = "cuda") -> ModelSpec:
-    monkeypatch.setattr(describing, "VARIANTS", {variant: describing.VARIANTS[variant]})
-    return spec_of("model", raw, config_of(raw), describe(raw, (device,)))
-
-
-@pytest.mark.parametrize(
-    ("kind", "split", "precision", "recompute"),
-    [pytest.param(*one, marks=() if one in IN_CI + SEE_IN_CI else pytest.mark.long) for one in EVERY + SEE],
-)
-def test_peak_of_a_described_model_is_that_of_a_trace_at_other_sizes(
-    kind: str, split: str, precision: Precision, recompute: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = default_config(kind)
-    if "layer_types" in raw:  # a trace runs every layer of those of several kinds
-        raw |= {"num_hidden_layers": 9, "layer_types": raw["layer_types"][:9]}
-    model = described(raw, "mixed" if precision == "bf16" else "pure", monkeypatch)
-    layout = Layout(micro_batch_size=3, recompute=recompute, **SPLITS[split])
-    plan = planned(model, TrainingJob(precision=precision, seq_len=1184), layout)
-    report = traces.compared(plan, trace(plan, 0))
-
-    assert report.memory.peak.error_percent == pytest.approx(0, abs=0.5)
-    for line in report.traffic.lines:
-        assert line.error_percent == pytest.approx(0, abs=1e-6), line
-
 
 BAD: dict[str, tuple[object, str]] = {
     "of a million layers": ({"model_type": "olmo2", "num_hidden_layers": 1_000_000}, "num_hidden_layers is 1000000"),
@@ -226,10 +160,6 @@ def test_an_import_that_is_interrupted_leaves_no_process_and_no_file(tmp_path: P
     _, left = psutil.wait_procs(started, timeout=60)
     assert not left
     assert not [one for one in (tmp_path / "cache").rglob("*") if one.is_file()]
-
-
-def test_every_type_imported_here_is_one_of_transformers() -> None:
-    assert set(IMPORTED) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from executor.worker.trace.trace import trace
 from planner.spec import Layout, TrainingJob
 from planner.spec.job import Precision
 from scripts.trace_pairs import planned
-from tests.executor.test_imported import SPLITS
+from tests.executor.test_all_peaks import SPLITS
 
 SHARING = ["sliding_attention"] * 3 + ["full_attention"] + ["sliding_attention"] * 2 + ["full_attention"]
 CONFIGS: dict[str, dict[str, Any]] = {

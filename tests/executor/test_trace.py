@@ -32,17 +32,30 @@ from executor.worker.trace.trace import trace
 from planner.basics.errors import PlannerError
 from planner.spec import Cluster, Gpu, Layout, Link, ModelSpec, Runtime, TrainingJob, presets
 from planner.spec.job import Precision
+from planner.spec.model import Moe
 from planner.spec.plan import PhaseMemory, Plan, encode_plan
 from scripts.trace_pairs import LARGE, PAIRS, PEAK_PERCENT, TERM_PERCENT, Pair, large_terms, plan_of, planned, traced
 
 EXTRAPOLATED_PERCENT = 0.1
 
 
-def tiny_plan(layers: int, **layout: object) -> Plan:
+def tiny_plan(layers: int, dense_layers: int | None = None, **layout: object) -> Plan:
+    """A tiny dense model; or a mixture, whose layers are far larger than the `dense_layers` before them."""
+    moe = None if dense_layers is None else Moe(experts=16, top_k=2, expert_ffn=176, dense_layers=dense_layers)
     link = Link(name="loopback", bytes_per_s_per_direction=1e9, latency_s=1e-5)
     split = Layout(**layout)  # type: ignore[arg-type]
     return Plan(
-        model=ModelSpec(name="tiny", layers=layers, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=176, vocab=512),
+        model=ModelSpec(
+            name="tiny",
+            layers=layers,
+            hidden=64,
+            heads=4,
+            kv_heads=2,
+            head_dim=16,
+            ffn=176,
+            vocab=512,
+            moe=moe,
+        ),
         cluster=Cluster(
             name="here",
             gpu=Gpu(name="h100", kind="cuda"),
@@ -206,19 +219,20 @@ def test_recomputed_attention_keeps_queries_and_keys_as_positions_leave_them(mod
             marks=pytest.mark.long,
         ),
         {"engine": "fsdp2", "dp_shard": 2, "dp_replicate": 2, "zero_stage": 3, "reshard_after_forward": False},
+        {"engine": "fsdp2", "dp_shard": 4, "zero_stage": 3, "recompute": "full", "dense_layers": 1},
         # Autocast's copies of the weights wait for the end of the forward, not for their layer's backward.
         {"engine": "ddp", "dp_replicate": 4, "recompute": "full", "micro_batch_size": 8},
     ],
-    ids=["ddp-accumulating", "fsdp2-recomputing", "hsdp-kept", "ddp-recomputing"],
+    ids=["ddp-accumulating", "fsdp2-recomputing", "hsdp-kept", "fsdp2-dense-first", "ddp-recomputing"],
 )
-def test_two_and_four_layers_tell_what_seven_hold_and_send(layout: dict[str, object]) -> None:
+def test_two_and_four_layers_tell_what_seven_hold_and_send(layout: dict[str, Any]) -> None:
     from executor.worker.trace.trace import trace
 
     plan = tiny_plan(7, **layout)
 
     few, full = trace(plan, 0), trace(plan, 0, full=True)
 
-    assert few.layers == (2, 4)
+    assert few.layers == (2 + layout.get("dense_layers", 0), 4 + layout.get("dense_layers", 0))
     assert full.layers == (7,)
     peak = max(moment.total for moment in full.moments)
     for one, other in zip(few.moments, full.moments, strict=True):

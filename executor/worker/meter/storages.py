@@ -14,7 +14,7 @@ import msgspec
 
 TERMS = ("params", "grads", "optimizer", "activations", "logits", "gathered", "buckets", "temporaries")
 
-LAYER = re.compile(r"\b(layers|blocks|h)\.(\d+)\b")
+LAYER = re.compile(r"\b(layers?|blocks?|h)\.(\d+)\b")
 """How families number their layers in module paths."""
 
 STATES = ("params", "grads", "optimizer", "buckets")

@@ -76,7 +76,7 @@ def _with_layers(small: Phase, large: Phase, at: tuple[int, int], layers: int) -
         before = small.live[small.live.sum(axis=1).argmax()]
         moment = _moment(large, large.live)
         return msgspec.structs.replace(moment, terms=_terms(live + (live - before) * added * each))
-    middle = _middle(large, at[1] // 2, forward)
+    middle = _middle(large, at[0], forward)
     live = large.live.copy()
     live[: middle + 1] += (large.live[0] - small.live[0]) * added * each
     rows = np.arange(middle + 1, len(live))
@@ -101,7 +101,7 @@ def _done(small: Phase, large: Phase, at: tuple[int, int], rows: Any) -> Any:
 
 
 def _middle(phase: Phase, layer: int, forward: bool) -> int:
-    """The first event of the second half: at or above this layer in forward, below it in backward."""
+    """The first event of the layers from `layer` on: at or above this layer in forward, below it in backward."""
     for place, (_, path) in enumerate(phase.events):
         found = LAYER.search(path)
         if found is not None and (int(found[2]) >= layer) == forward:

@@ -39,13 +39,13 @@ from executor.worker.trace.fake import (
 from executor.worker.trace.layers import Phase, calls_of_many, extrapolated, fullest, kept_of, phase_of
 from planner.basics.errors import PlannerError
 from planner.inventory import layer_runs
-from planner.inventory.units import by_layer
 from planner.spec.plan import Plan, read_plan
 
 WARM_STEPS = 1
 """Steps before the measured one: moments exist from the first step on, DDP sorts its buckets anew in the second."""
 FEW = (2, 4)
-"""Layers that are traced when the model has more, and those from the last of the first few on are of one kind."""
+"""Layers of the last kind that are traced when the model has more: with one of its kind before it, FSDP2 gathers each
+beside another as large."""
 MICRO_BATCHES = 3
 """Micro-batches that are run when the plan has more: the first, the last, and one for all between."""
 
@@ -68,15 +68,16 @@ def trace(plan: Plan, rank: int, *, full: bool = False, kernels: bool = False) -
     began = time.perf_counter()
     layers = plan.model.layers
     idle = plan.model.described is not None and plan.model.described.idle_layers > 0
-    alike = len(set(by_layer(layer_runs(plan.model))[FEW[0] - 1 :])) <= 1 and not idle
-    at = FEW if alike and layers > FEW[1] and not (full or plan.job.image_tokens) else (layers,)
+    first = layers - layer_runs(plan.model)[-1][1]
+    few = (first + FEW[0], first + FEW[1])
+    at = few if layers > few[1] and not (full or idle or plan.job.image_tokens) else (layers,)
     runs = [fake_run(_of_layers(plan, count), rank) for count in at]
     moments = fullest(runs[0].phases)
     sums = [collectives(_all_calls(run, plan.layout.grad_accum), plan.layout) for run in runs]
     data, control = sums[-1]
     if len(runs) == 2:
-        moments = extrapolated(runs[0].phases, runs[1].phases, FEW, layers)
-        data, control = (calls_of_many(few, more, FEW, layers) for few, more in zip(*sums, strict=True))
+        moments = extrapolated(runs[0].phases, runs[1].phases, few, layers)
+        data, control = (calls_of_many(*pair, few, layers) for pair in zip(*sums, strict=True))
     return Traced(
         rank=rank,
         layers=at,
