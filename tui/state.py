@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from planner.ask.options import Given, question
-from planner.ask.question import GROUP_AXES, Question, warnings
+from planner.ask.question import Question, warnings
 from planner.basics.errors import PlannerError
 from planner.basics.progress import Watch, watching
 from planner.basics.quantities import format_bytes
@@ -23,13 +22,11 @@ from planner.decide.answers import Answer, Constraints, Estimate
 from planner.decide.planning import plan_of
 from planner.decide.recommendation import among_methods, seen_of
 from planner.decide.strategies import answer
-from planner.spec import Layout, TrainingJob, hub
-from planner.spec.engines import ENGINES
+from planner.spec import hub
 from planner.spec.inputs import resolved, unknown
 from planner.spec.plan import encode_plan, write_whole
-from planner.views.render import (
-    size_text,
-)
+from planner.studies.dial import asked_options, exact_options
+from planner.views.render import size_text
 from planner.views.shown import ShownLayout, reasons, shown_layout
 from planner.views.verdict import failure_text, only_offloaded, star_text
 from tui import inputs
@@ -163,44 +160,18 @@ def _command(given: Given, one: Estimate, recommended: bool) -> list[str]:
     """The command line whose plan is this layout."""
     output = ["-o", PLAN_FILE] if one.fits and one.launchable else []
     if recommended:
-        return ["planner", "recommend", *_kept(given, ()), *output]
+        return ["planner", "recommend", *_words(asked_options(given)), *output]
     return ["planner", "estimate", *exact_words(given, one), *output]
 
 
 def exact_words(given: Given, one: Estimate) -> list[str]:
     """The options that ask for one layout and no other: those typed, with the layout's own in the place of theirs."""
-    own = _layout_words(one.case.layout, given)
-    own["runtime"] = inputs.option_words("runtime", one.case.runtime.name)
-    if one.case.job.method != TrainingJob().method:
-        own["method"] = inputs.option_words("method", one.case.job.method)
-    return [*_kept(given, (*own, "strategy", inputs.ANY_RUNTIME)), *(word for words in own.values() for word in words)]
+    kept = {name: value for name, value in given.items() if name != inputs.ANY_RUNTIME}
+    return _words(exact_options(kept, one))
 
 
-def _kept(given: Given, dropped: Collection[str]) -> list[str]:
-    return [
-        word
-        for name, value in given.items()
-        if value is not None and value != () and name not in dropped
-        for word in inputs.option_words(name, value)
-    ]
-
-
-def _layout_words(layout: Layout, given: Given) -> dict[str, list[str]]:
-    """A layout's fields as options, those at rest left out unless leaving them out would mean something else."""
-    at_rest = Layout(engine=layout.engine)
-    needed = {name for name in layout.__struct_fields__ if given.get(name) is not None}
-    if given.get("global_batch_size") is not None or layout.pp > 1:
-        needed |= {"micro_batch_size", "grad_accum"}  # or they would multiply to it, or fill the pipeline
-    if len(ENGINES[layout.engine].zero_stages) > 1:
-        needed.add("zero_stage")  # an engine may have a stage of its own where none is given
-    if all(getattr(layout, axis) == 1 for axis in GROUP_AXES):
-        needed.add("dp_replicate")  # one group size, so that the layout is not searched for
-    found: dict[str, list[str]] = {}
-    for name in layout.__struct_fields__:
-        value = getattr(layout, name)
-        if name in inputs.params() and (name in needed or value != getattr(at_rest, name)):
-            found[name] = inputs.option_words(name, value)
-    return found
+def _words(options: Given) -> list[str]:
+    return [word for name, value in options.items() for word in inputs.option_words(name, value)]
 
 
 def save(one: Estimate, path: str, *, overwrite: bool = False) -> tuple[str, ...]:

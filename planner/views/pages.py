@@ -75,7 +75,7 @@ def fit_page(found: FitLimits, command: str) -> bytes:
     """The page of `planner fit`."""
     best = [(f"{NAMES[one.quantity]}: {one.value:,}", one.best) for one in found.found if one.best and one.value]
     facts = [fact for place, one in enumerate(found.found) if one.best
-             for fact in _facts(one.best, f"answers.{place}.best", SHORT, f"{NAMES[one.quantity]}, ")]  # fmt: skip
+             for fact in facts_of(one.best, f"answers.{place}.best", SHORT, f"{NAMES[one.quantity]}, ")]  # fmt: skip
     title = f"{headline(found.question)}: what fits"
     view = fit_view(found)
     sections = [Section("The edges", view[1:]), *_beside(best), Section("Figures", facts=facts, folded=True)]
@@ -86,7 +86,7 @@ def sweep_page(found: Sweep, command: str) -> bytes:
     """The page of `planner sweep`."""
     best = [(f"{one.gpus:,} GPUs", one.best) for one in found.points if one.best]
     facts = [fact for place, one in enumerate(found.points) if one.best
-             for fact in _facts(one.best, f"points.{place}.best", SHORT, f"{one.gpus:,} GPUs, ")]  # fmt: skip
+             for fact in facts_of(one.best, f"points.{place}.best", SHORT, f"{one.gpus:,} GPUs, ")]  # fmt: skip
     view = sweep_view(found)
     sections = [Section("Size by size", view[1:]), *_beside(best), Section("Figures", facts=facts, folded=True)]
     return page_of(str(view[0]), (), sections, command)
@@ -123,7 +123,7 @@ def decision_page(found: Decision, command: str) -> bytes:
         fact
         for place, (letter, one) in named
         if one.found.best is not None
-        for fact in _facts(one.found.best, f"choices.{place}.recommended", LONG, f"{letter}, ")
+        for fact in facts_of(one.found.best, f"choices.{place}.recommended", LONG, f"{letter}, ")
     ]
     sections = [
         Section("Question by question", view[2:]),
@@ -179,7 +179,7 @@ def _derivation(one: Estimate, plan: Plan, known: Calibration) -> list[Section]:
     ]
 
 
-def _facts(one: Estimate, at: str, keys: Sequence[str], name: str = "") -> list[Fact]:
+def facts_of(one: Estimate, at: str, keys: Sequence[str], name: str = "") -> list[Fact]:
     """A layout's figures under the keys that `--json` has them by."""
     memory, done = one.memory, one.throughput
     rows: tuple[tuple[str, str, float | None], ...] = (
@@ -198,7 +198,7 @@ def _layout(one: Estimate, plan: Plan, known: Calibration, at: str, keys: Sequen
     told = f"{one.name}: {layout_text(one.case.layout)}. Band: {band_text(one)}, 90 % of measured runs."
     sent = [collectives_table(one)] if one.comm.engine else []
     return [
-        Section("The layout", [told], _facts(one, at, keys)),
+        Section("The layout", [told], facts_of(one, at, keys)),
         Section("Memory by phase", [memory_table(one.memory.phases)], pictures=(lanes.memory_svg(memory_of(one)),)),
         Section("Where the ranks are, and what they send", sent, pictures=(map.svg_of(plan),), spare=True),
         *_step(one.case, known),

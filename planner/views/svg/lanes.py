@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from planner.basics.quantities import format_bytes, format_seconds
 from planner.views.scene import TERMS, Lane, kinds_of
 from planner.views.scene.difference import Difference
@@ -22,12 +24,13 @@ BAND = 7
 SPARE = 1.04
 
 
-def memory_svg(memory: MemoryLanes) -> bytes:
-    """Memory by phase, with the card's end and the band of measured runs."""
+def memory_svg(memory: MemoryLanes, before: MemoryLanes | None = None) -> bytes:
+    """Memory by phase, with the card's end and the band of measured runs, and what was on the card `before`."""
     canvas = _canvas("Memory of the fullest rank by phase", f"{format_bytes(memory.card.end)} on the card")
     low, high = memory.low_bytes, memory.high_bytes
-    full = SPARE * max(memory.card.end, memory.capacity_bytes or 0.0, high or 0.0)
-    y = _lanes(canvas, memory.lanes, full, format_bytes, MARGIN)
+    was = () if before is None else (msgspec.structs.replace(before.card, name="before"),)
+    full = SPARE * max(memory.capacity_bytes or 0.0, high or 0.0, *(lane.end for lane in (*memory.lanes, *was)))
+    y = _lanes(canvas, (*memory.lanes, *was), full, format_bytes, MARGIN)
     if low is not None and high is not None:
         y = _band(canvas, low, high, full, y)
     return canvas.finished(_foot(canvas, memory.lanes, memory.capacity_bytes, full, y))
