@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple, cast
 
 from planner.ask.question import Question
@@ -92,8 +93,8 @@ def _space(question: Question, engines: tuple[str, ...] | None, few: int) -> tup
     for block in singles.blocks_of(question, engines):
         blocks.append(block)
         size += block.size
-        if size > few:
-            from planner.decide import blocks as columns  # NumPy, and only for these
+        if size > few and find_spec("numpy") is not None:  # in a browser there is none
+            from planner.decide import blocks as columns
 
             return cast(Space, columns), cast(list[LayoutRows], list(columns.blocks_of(question, engines)))
     return cast(Space, singles), cast(list[LayoutRows], blocks)
