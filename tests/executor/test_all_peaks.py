@@ -59,7 +59,10 @@ def few_layers(raw: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(kinds, list) or len(kinds) != count or count <= LAYERS or len(set(kinds)) == 1:
         return raw
     listed = {key: value[:LAYERS] for key, value in raw.items() if isinstance(value, list) and len(value) == count}
-    return raw | listed | {"num_hidden_layers": LAYERS}
+    each = {layer: one for layer, one in raw.get("per_layer_config", {}).items() if int(layer) < LAYERS}
+    return (
+        raw | listed | {"num_hidden_layers": LAYERS} | ({"per_layer_config": each} if "per_layer_config" in raw else {})
+    )
 
 
 def length_of(model: ModelSpec, found: Described) -> int:
