@@ -77,7 +77,7 @@ def trace(plan: Plan, rank: int, *, full: bool = False, kernels: bool = False) -
     data, control = sums[-1]
     if len(runs) == 2:
         moments = extrapolated(runs[0].phases, runs[1].phases, few, layers)
-        data, control = (calls_of_many(*pair, few, layers) for pair in zip(*sums, strict=True))
+        data, control = (calls_of_many(less, more, few, layers) for less, more in zip(*sums, strict=True))
     return Traced(
         rank=rank,
         layers=at,
