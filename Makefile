@@ -32,7 +32,7 @@ INSTALLED := $(VENV)/installed.stamp
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-cluster long combinations predictions check format demo bench docs site accuracy layouts calibration measure-gpu trace fuzz same mutants kernels kernels-judge
+.PHONY: help install test test-cluster long combinations predictions check format demo bench docs site page-files accuracy layouts calibration measure-gpu trace fuzz same mutants kernels kernels-judge
 
 help:
 	@sed -n '3,/^$$/s/^# *//p' Makefile
@@ -52,6 +52,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 # other out. Runs that several tests look at are made once (tests/cluster/conftest.py).
 test: install
 	@scripts/cluster-packages.sh
+	@$(MAKE) --no-print-directory page-files || echo "tests of the page in a browser's Python are skipped"
 	$(BIN)/python -m pytest -q -n 2 -m 'not cluster and not long'
 	$(BIN)/python -m pytest -q -m smoke tests/cluster
 
@@ -88,8 +89,12 @@ docs: install
 	$(BIN)/python scripts/docs.py $(RUNS)
 	$(BIN)/python scripts/pictures.py
 
+# What the page that answers in a browser loads (scripts/page.py).
+page-files: install
+	@test -d web/node_modules/pyodide -a -d web/wheels || $(BIN)/python scripts/page.py fetch
+
 # Any warning is an error. The variable is against a notice of the theme's makers, which says nothing of these pages.
-site: install
+site: install page-files
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html; its search works where a server shows it: $(BIN)/python -m http.server -d site"
 

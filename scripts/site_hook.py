@@ -1,4 +1,5 @@
-"""The hook of mkdocs.yml: pages of the repository outside docs/, links to its files, and no address of another host.
+"""The hook of mkdocs.yml: pages outside docs/, links to the repository's files, no address of another host, and the page
+that answers in a browser.
 
 README.md is the first page. A link to a file that is no page of the site becomes the file's path as code; a link to a
 file that does not exist is left as it is, so that a strict build refuses it. Not here: the order of pages (mkdocs.yml),
@@ -10,9 +11,12 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
+from scripts import page
 
 PROJECT = Path(__file__).resolve().parents[1]
 PAGES = {
@@ -22,6 +26,10 @@ PAGES = {
     "presets/README.md": "presets.md",
 }
 """Pages outside docs/, and their places in the site."""
+ANSWERS = "try"
+"""The folder of the page that answers."""
+NOT_BUILT = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Try it</title></head><body>
+<p>This copy of the site was built without Pyodide: python scripts/page.py fetch, then make site.</p></body></html>"""
 SOURCES = {place: source for source, place in PAGES.items()}
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
@@ -36,9 +44,18 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that lie outside docs/."""
+    """Add the pages that lie outside docs/, and what a browser runs, where that is here."""
     for source, place in PAGES.items():
         files.append(File.generated(config, place, content=(PROJECT / source).read_text()))
+    if not page.fetched():
+        files.append(File.generated(config, f"{ANSWERS}/index.html", content=NOT_BUILT))
+        return files
+    with TemporaryDirectory() as scratch:
+        page.build(Path(scratch) / ANSWERS)
+        for one in sorted(Path(scratch).rglob("*")):
+            if one.is_file():
+                place = one.relative_to(scratch).as_posix()
+                files.append(File.generated(config, place, content=one.read_bytes()))
     return files
 
 

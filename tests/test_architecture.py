@@ -121,8 +121,8 @@ def test_no_module_but_the_worker_s_loads_anything_heavy_when_imported():
     assert heavy_modules_after(f"import {', '.join([*PLANNER, *LIGHT_EXECUTOR])}") == set()
 
 
-ROOTS = ("planner.cli", "planner.views.library", "executor", "tui")
-"""Where a user comes in: commands, the library, what runs a plan, and the explorer."""
+ROOTS = ("planner.cli", "planner.views.library", "executor", "tui", "web")
+"""Where a user comes in: commands, the library, what runs a plan, the explorer, and the page in a browser."""
 
 
 def named_modules(code: str, known: set[str]) -> set[str]:
@@ -152,7 +152,7 @@ def unreached(sources: dict[str, str]) -> set[str]:
     return {name for name in known - seen if name.startswith("planner.")} - {"planner.__main__"}
 
 
-SOURCES = {dotted(path): path.read_text() for path in modules(*PACKAGES)}
+SOURCES = {dotted(path): path.read_text() for path in [*modules(*PACKAGES), PROJECT / "web/ask.py"]}
 
 
 def test_each_module_of_the_planner_serves_a_command_the_library_or_the_executor():

@@ -19,6 +19,7 @@ from planner.decide import singles
 from planner.decide.answers import Answer, Constraints, Estimate
 from planner.decide.recommendation import engines_within, recommend
 from planner.spec import presets
+from planner.spec.options import OPTIONS
 from planner.studies.dial import AXES, MICRO, asked_options, command_words, turned
 from planner.views.face import answered, face_of
 from planner.views.library import checked
@@ -88,12 +89,20 @@ def choices() -> dict[str, Any]:
     }
 
 
+def _switched(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with truth values, which an address has as words."""
+    words = {"true": True, "false": False}
+    switches = {name for name in given if name in OPTIONS and OPTIONS[name].kind in ("flag", "switch")}
+    return {name: words.get(value, value) if name in switches else value for name, value in given.items()}
+
+
 PAGE = Page()
 
 
 def answer(asked: str, told: Callable[[int, int], None] = lambda done, total: None) -> str:
     """The answer to one message: {"do": "ask", "given": {...}} and its like. A refusal is an answer, too."""
     message = msgspec.json.decode(asked)
+    message["given"] = _switched(message.get("given", {}))
     try:
         match message["do"]:
             case "choices":
