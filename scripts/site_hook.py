@@ -1,5 +1,5 @@
-"""The hook of mkdocs.yml: pages outside docs/, links to the repository's files, no address of another host, and the page
-that answers in a browser.
+"""The hook of mkdocs.yml: pages outside docs/, links to files of the repository, no address of another host, and the
+page that answers in a browser.
 
 README.md is the first page. A link to a file that is no page of the site becomes the file's path as code; a link to a
 file that does not exist is left as it is, so that a strict build refuses it. Not here: the order of pages (mkdocs.yml),
