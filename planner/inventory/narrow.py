@@ -89,6 +89,11 @@ def is_layer_linear(weight: Weight, kernels: Kernels) -> bool:
     return inside and len(weight.shape) == 2 + one_by_one and not weight.adapter
 
 
+def is_stack(weight: Weight) -> bool:
+    """Whether a weight is the matrices of all experts of a layer in one parameter, not their biases."""
+    return weight.expert and len(weight.shape) == 3
+
+
 @formula(unit="bytes", source="QLoRA, Dettmers et al. 2023, section 3: fp32 scales of 64, or 8-bit ones scaled by 256")
 def nf4_scale_bytes(elements: Number, double: bool) -> Number:
     """Scales beside the codes: 0.0625 bytes a weight, 0.0159 with double quantisation."""
