@@ -188,11 +188,15 @@ TRAINER: tuple[Rule, ...] = (
     Rule(
         name="4-bit experts",
         field="method",
-        holds=lambda case: case.job.base_quantization is None or case.model.moe is None,
+        holds=lambda case: (
+            case.job.base_quantization is None
+            or case.model.moe is None
+            or (case.packs_experts and case.layout.facts.framework == "accelerate" and case.layout.facts.whole_copies)
+        ),
         sentence=lambda case: (
             f"bitsandbytes packs linear modules, and the experts of {case.model.name} are one tensor a layer"
         ),
-        fix=lambda case: "Use method=lora",
+        fix=lambda case: "Use method=lora, or quantize_experts with engine single or ddp",
     ),
     _of_job("adapter_kind", lambda job: bool(job.adapters and job.adapters.kind != "lora"), "adapters are peft's LoRA"),
     _of_job(

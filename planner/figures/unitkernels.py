@@ -275,8 +275,8 @@ def adapters_beside(case: Case, unit: str, element_bytes: float) -> tuple[PassTr
 
 def unpacking(case: Case, unit: str, element_bytes: float) -> tuple[PassTraffic, PassTraffic]:
     """Forward and backward of one layer's packed weights before they are multiplied. GPTQ's, and stacked experts', are
-    unpacked for the graph, so backward has the weights that forward made. LLM.int8's forward multiplies codes, at the rate
-    of 16-bit products here, and widens the weights in backward."""
+    unpacked for the graph, so backward has the weights that forward made. LLM.int8's forward multiplies codes, at the
+    rate of 16-bit products here, and widens the weights in backward."""
     quantization, nothing = case.job.base_quantization, PassTraffic(0.0, 0.0)
     if quantization is None:
         return nothing, nothing
@@ -294,8 +294,6 @@ def unpacking(case: Case, unit: str, element_bytes: float) -> tuple[PassTraffic,
         operations = GPTQ_OPERATIONS * sum(not is_part(case.parts, weight) for weight in found)
         return PassTraffic(unpack_bytes(elements, stored, GPTQ_BYTES), operations), nothing
     stacks = sum(weight.elements for weight in found if case.packs_experts and is_stack(weight)) + 0.0
-    forward, backward = (
-        PassTraffic(unpack_bytes(some, nf4_element_bytes(quantization), element_bytes), 0.0)
-        for some in (elements, elements - stacks)
-    )
-    return forward, backward
+    stored = nf4_element_bytes(quantization)
+    once, again = (unpack_bytes(some, stored, element_bytes) for some in (elements, elements - stacks))
+    return PassTraffic(once, 0.0), PassTraffic(again, 0.0)

@@ -136,9 +136,9 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     its backward is over (DeepSpeed). `seq_len` is the length where kernels keep something quadratic in it
     or loops run over it, else 0.
     `masked` is whether packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are
-    held or multiplied (narrow.py), with `packs_experts` stacked experts' too. `on_cpu`: PyTorch's kernels keep other things there (tensors.py), and peft asks
-    whether CUDA's autocast is on, which a CPU's is not. `fuses_conversion`: products' results are in a format that a
-    softmax in fp32 reads without a copy (devices.fuses_conversion).
+    held or multiplied (narrow.py), and with `packs_experts` stacked experts too. `on_cpu`: PyTorch's kernels keep other
+    things there (tensors.py), and peft asks whether CUDA's autocast is on, which a CPU's is not. `fuses_conversion`:
+    products' results are in a format that a softmax in fp32 reads without a copy (devices.fuses_conversion).
     `one_sequence` is told to attention that copies nothing where a micro-batch is one sequence: false of a larger one,
     true where micro-batches are a column, of which memory is a bound from below.
     `modules` are parts that run again by themselves (layout.RECOMPUTE_MODULES). `recipe` names how Transformer Engine's

@@ -16,7 +16,18 @@ from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.expertloop import walk_loop
 from planner.inventory.fused import recomputed
 from planner.inventory.names import names_of
-from planner.inventory.ops import add, cast, cloned, copied, fetched_elements, product_of, scaled, silu, unpacked, unpacked_stack
+from planner.inventory.ops import (
+    add,
+    cast,
+    cloned,
+    copied,
+    fetched_elements,
+    product_of,
+    scaled,
+    silu,
+    unpacked,
+    unpacked_stack,
+)
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight, matrix, with_bias
 from planner.spec import Kernels, ModelSpec, Moe
@@ -193,7 +204,7 @@ def moe_weights(model: ModelSpec, moe: Moe, unit: str = "layer") -> dict[str, We
         weight = matrix(name, unit, out, into, splits_inputs=down, transposed=moe.bias, experts=moe.experts)
         return with_bias(role, weight, moe.bias)
 
-    router = Weight(name=f"{path}.{names.router}", shape=(moe.experts, model.hidden), unit=unit)
+    router = Weight(name=f"{path}.{names.router}", shape=(moe.experts, model.hidden), unit=unit, alone=True)
     routing = with_bias("router", router, moe.bias)
     found = experts("gate_up", 2 * moe.expert_ffn, model.hidden) | experts("down", model.hidden, moe.expert_ffn)
     first = names.router == "router" or model.family in ROUTER_FIRST
