@@ -234,18 +234,11 @@ OFFERED: tuple[Rule, ...] = (
         fix=lambda case: "Use quantization=nf4, or method=lora",
     ),
     Rule(
-        name="experts in 4 bits that are no stack of matrices",
+        name="packed experts one after the other",
         field="quantize_experts",
-        holds=lambda case: (
-            not case.packs_experts
-            or (case.model.moe is not None and not case.loops_experts and not case.parts.compiled)
-        ),
-        sentence=lambda case: (
-            "experts are packed where Transformers 5 multiplies them as one group, in code that is not compiled"
-            if case.model.moe is not None
-            else f"{case.model.name} has no experts"
-        ),
-        fix=lambda case: "Leave it out" if case.model.moe is None else "Leave it out, or use experts=grouped",
+        holds=lambda case: not (case.packs_experts and case.loops_experts),
+        sentence=lambda case: "experts in 4 bits are planned where Transformers 5 multiplies them as one group",
+        fix=lambda case: "Leave it out, or use experts=grouped",
     ),
     Rule(
         name="packed experts that are sharded or dealt to ranks",
