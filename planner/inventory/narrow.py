@@ -88,7 +88,8 @@ def is_layer_linear(weight: Weight, kernels: Kernels) -> bool:
         return False
     inside = weight.unit not in ("embed", "tail") or (kernels.packed_head and weight.name == "lm_head")
     one_by_one = kernels.experts == "looped" and weight.expert and not weight.transposed
-    return inside and len(weight.shape) == 2 + one_by_one and not weight.adapter
+    matrix = len(weight.shape) == 2 + one_by_one and weight.expert == one_by_one
+    return inside and matrix and not weight.adapter
 
 
 def is_stack(weight: Weight) -> bool:

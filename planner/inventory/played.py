@@ -304,9 +304,10 @@ class Player:
         trained = any(weight.trainable for weight in used)
         tape.weight = sum(weight.elements for weight in used if len(weight.shape) > 1)
         stacks = [one for weight in used for one in unpacked_stack(tape, weight, self.compute.weight_bytes)]
-        if stacks and node is not None:
-            self.stacks.setdefault(node.keeps[0], []).extend(stacks)
         first = len(self.storages)
+        if stacks and node is not None:  # where each expert's rows end, or what the first product made
+            ends = node.keeps[0] if node.keeps else min(self.stacks, default=first)
+            self.stacks.setdefault(ends, []).extend(stacks)
         self.storages += [tape.allocate(self._size(one), GATHERED if step.copy else term) for one in step.new]
         if step.alike is not None:
             for place in step.alike.stays:
