@@ -232,9 +232,10 @@ def _wide_experts(question: Question) -> tuple[str, ...]:
     whole, experts = (
         sum(times * one.elements for times, one in weights if one.expert or every) for every in (True, False)
     )
+    packs = "; --quantize-experts packs them" if base.base == "nf4" else ""
     return (
         f"the experts of {model.name}, {experts / whole:.0%} of its weights, are not linear modules in Transformers 5: "
-        "bitsandbytes leaves them in 16 bits, and so are they planned",
+        f"bitsandbytes leaves them in 16 bits, and so are they planned{packs}",
     )
 
 

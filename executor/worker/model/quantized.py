@@ -121,13 +121,14 @@ def _params(linear: Any, weight: torch.Tensor) -> Any:
 
 
 def _linears(model: Any) -> Iterator[tuple[nn.Module, str]]:
-    """(parent, name in it) of every linear module of every layer."""
+    """(parent, name in it) of every linear module of every layer, as Transformers chooses them (5.23.0,
+    integrations/bitsandbytes.py, replace_with_bnb_linear): none of a class of its own, such as Llama 4's router."""
     from transformers.pytorch_utils import Conv1D
 
     for layer in layers_of(model):
         for module in layer.modules():
             for name, child in module.named_children():
-                if isinstance(child, (nn.Linear, Conv1D)):
+                if isinstance(child, Conv1D) or type(child) is nn.Linear:
                     yield module, name
 
 
