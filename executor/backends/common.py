@@ -194,7 +194,9 @@ TRAINER: tuple[Rule, ...] = (
             or (case.packs_experts and case.layout.facts.framework == "accelerate" and case.layout.facts.whole_copies)
         ),
         sentence=lambda case: (
-            f"bitsandbytes packs linear modules, and the experts of {case.model.name} are one tensor a layer"
+            "the trainer packs experts where a rank has all of them"
+            if case.packs_experts
+            else f"bitsandbytes packs linear modules, and the experts of {case.model.name} are one tensor a layer"
         ),
         fix=lambda case: "Use method=lora, or quantize_experts with engine single or ddp",
     ),

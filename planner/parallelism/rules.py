@@ -247,7 +247,7 @@ OFFERED: tuple[Rule, ...] = (
             not case.packs_experts
             or ((case.layout.zero_stage < 3 or case.layout.facts.shards_packed_experts) & (case.layout.ep == 1))
         ),
-        sentence=lambda case: "experts in 4 bits are one uint8 parameter, which is not planned over those ranks",
+        sentence=lambda case: "experts in 4 bits are one uint8 parameter, planned whole on a rank or sharded by FSDP2",
         fix=lambda case: "Use ep=1 with engine single, ddp or fsdp2, or deepspeed with zero_stage 1 or 2",
     ),
     _offered_by(
