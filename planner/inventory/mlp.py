@@ -204,7 +204,7 @@ def moe_weights(model: ModelSpec, moe: Moe, unit: str = "layer") -> dict[str, We
         weight = matrix(name, unit, out, into, splits_inputs=down, transposed=moe.bias, experts=moe.experts)
         return with_bias(role, weight, moe.bias)
 
-    router = Weight(name=f"{path}.{names.router}", shape=(moe.experts, model.hidden), unit=unit, alone=True)
+    router = Weight(name=f"{path}.{names.router}", shape=(moe.experts, model.hidden), unit=unit, bare=True)
     routing = with_bias("router", router, moe.bias)
     found = experts("gate_up", 2 * moe.expert_ffn, model.hidden) | experts("down", model.hidden, moe.expert_ffn)
     first = names.router == "router" or model.family in ROUTER_FIRST

@@ -84,7 +84,7 @@ def is_layer_linear(weight: Weight, kernels: Kernels) -> bool:
     """Whether bitsandbytes and torchao convert it: the linear modules of layers; norms and embedding stay, and the
     head unless the kernels have it packed. Experts that run one after the other are linear modules, with their router,
     but gpt-oss's, whose matrices are held as (in, out)."""
-    if weight.alone and kernels.experts != "looped":
+    if (weight.alone or weight.bare) and kernels.experts != "looped":
         return False
     inside = weight.unit not in ("embed", "tail") or (kernels.packed_head and weight.name == "lm_head")
     one_by_one = kernels.experts == "looped" and weight.expert and not weight.transposed

@@ -126,7 +126,7 @@ def lora_targets(model: ModelSpec) -> tuple[str, ...]:
         weight.name.rpartition(".")[2]
         for unit in layer_kinds(model)
         for weight in unit_weights(model)[unit]
-        if len(weight.shape) == 2 and not (weight.expert or weight.alone)
+        if len(weight.shape) == 2 and not (weight.expert or weight.alone or is_router(weight, model))
     )
     left_out = ("out_proj",) if model.family in WITHOUT_OUT_PROJ else ()
     return tuple(name for name in dict.fromkeys(names) if name not in left_out)
