@@ -188,11 +188,17 @@ TRAINER: tuple[Rule, ...] = (
     Rule(
         name="4-bit experts",
         field="method",
-        holds=lambda case: case.job.base_quantization is None or case.model.moe is None,
-        sentence=lambda case: (
-            f"bitsandbytes packs linear modules, and the experts of {case.model.name} are one tensor a layer"
+        holds=lambda case: (
+            case.job.base_quantization is None
+            or case.model.moe is None
+            or (case.packs_experts and case.layout.facts.framework == "accelerate" and case.layout.facts.whole_copies)
         ),
-        fix=lambda case: "Use method=lora",
+        sentence=lambda case: (
+            "the trainer packs experts where a rank has all of them"
+            if case.packs_experts
+            else f"bitsandbytes packs linear modules, and the experts of {case.model.name} are one tensor a layer"
+        ),
+        fix=lambda case: "Use method=lora, or quantize_experts with engine single or ddp",
     ),
     _of_job("adapter_kind", lambda job: bool(job.adapters and job.adapters.kind != "lora"), "adapters are peft's LoRA"),
     _of_job(

@@ -255,10 +255,11 @@ def _check_block(optimizer: str, block: int) -> None:
 
 
 def _quantization(given: Given) -> Quantization | None:
-    method, typed = given.get("method") or "full", _first(given, "quantization", "double_quant", "quant_storage")
+    nf4_settings = ("double_quant", "quant_storage", "quantize_experts")
+    method, typed = given.get("method") or "full", _first(given, "quantization", *nf4_settings)
     if method == "qlora":
         found = Quantization(**fields("quantization", given))
-        nf4s = _first(given, "double_quant", "quant_storage")
+        nf4s = _first(given, *nf4_settings)
         if nf4s and found.base != "nf4":
             raise PlannerError(nf4s, given[nf4s], f"is a setting of nf4, not of {found.base}", "Leave it out")
         return found

@@ -224,7 +224,7 @@ def _wide_experts(question: Question) -> tuple[str, ...]:
     """bitsandbytes packs linear modules, which the stacked experts of Transformers 5 are not (transformers 5.23,
     integrations/bitsandbytes.py, replace_with_bnb_linear)."""
     base, model, runtime = question.job.base_quantization, question.model, question.pins.runtime
-    if base is None or base.base == "gptq" or model.moe is None:
+    if base is None or base.base == "gptq" or base.experts or model.moe is None:
         return ()
     if runtime is not None and runtime.parts.experts == "looped" and not model.moe.bias:
         return ()
@@ -232,9 +232,10 @@ def _wide_experts(question: Question) -> tuple[str, ...]:
     whole, experts = (
         sum(times * one.elements for times, one in weights if one.expert or every) for every in (True, False)
     )
+    packs = "; --quantize-experts packs them" if base.base == "nf4" else ""
     return (
         f"the experts of {model.name}, {experts / whole:.0%} of its weights, are not linear modules in Transformers 5: "
-        "bitsandbytes leaves them in 16 bits, and so are they planned",
+        f"bitsandbytes leaves them in 16 bits, and so are they planned{packs}",
     )
 
 

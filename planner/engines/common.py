@@ -20,6 +20,7 @@ from planner.inventory.narrow import (
     gptq_element_bytes,
     int8_element_bytes,
     is_layer_linear,
+    is_stack,
     nf4_state_bytes,
 )
 from planner.parallelism import context, expert, pipeline, tensor
@@ -96,6 +97,7 @@ def parallel_compute(case: Case) -> dict[str, Any]:
         "ep": layout.ep,
         "masked": case.masks_documents,
         "layer_form": layer_form(case),
+        "packs_experts": case.packs_experts,
         "seq_len": case.job.seq_len if by_length or parts.attention == "unfused" or parts.loss == "chunked-fp32" else 0,
         "loss_share": ends.piece_share(parts, case.tokens, case.rank_seq_len, case.model),
         "one_sequence": scores and (is_column(micro) or micro == 1),
@@ -170,11 +172,11 @@ def whole_weight_bytes(case: Case) -> Number:
 
 
 def packed_weight_bytes(case: Case) -> Number:
-    """Bytes of the largest weight that the device packs into codes, before that, of experts one's; 0 of GPTQ, whose
-    files have codes."""
+    """Bytes of the largest weight that the device packs into codes, before that, of experts that are modules one's; 0
+    of GPTQ, whose files have codes."""
     each = 0.0 if layer_form(case) == "gptq" else base_weight_bytes(case)
     largest = (
-        weight.elements / (weight.shape[0] if weight.expert else 1)
+        weight.elements / (weight.shape[0] if weight.expert and not case.packs_experts else 1)
         for _, weight in case.counted()
         if packed(case, weight)
     )
@@ -205,7 +207,8 @@ def _widened_bytes(case: Case, weight: Weight, shards: Callable[[Weight], Number
 
 def packed(case: Case, weight: Weight) -> bool:
     """Whether the weight is held in 4 bits, or by LLM.int8 in 8."""
-    return case.job.base_quantization is not None and is_layer_linear(weight, case.parts)
+    stacked = case.packs_experts and is_stack(weight)
+    return stacked or (case.job.base_quantization is not None and is_layer_linear(weight, case.parts))
 
 
 def packed_shard_bytes(weight: Weight, shards: Number, quantization: Quantization) -> Number:

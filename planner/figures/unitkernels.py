@@ -17,7 +17,7 @@ from planner.figures.kernels.step import Attention, Grouped, KernelCall
 from planner.inventory import Weight
 from planner.inventory.attention import has_scores
 from planner.inventory.mlp import modules_of
-from planner.inventory.narrow import CODE_8_BYTES, gptq_element_bytes, nf4_element_bytes
+from planner.inventory.narrow import CODE_8_BYTES, gptq_element_bytes, is_stack, nf4_element_bytes
 from planner.inventory.packaged import is_part
 from planner.parallelism import context
 from planner.parallelism.case import Case
@@ -274,9 +274,9 @@ def adapters_beside(case: Case, unit: str, element_bytes: float) -> tuple[PassTr
 
 
 def unpacking(case: Case, unit: str, element_bytes: float) -> tuple[PassTraffic, PassTraffic]:
-    """Forward and backward of one layer's packed weights before they are multiplied. GPTQ's are unpacked by operations
-    that autograd sees, so backward has the weights that forward made. LLM.int8's forward multiplies codes, at the rate
-    of 16-bit products here, and widens the weights in backward."""
+    """Forward and backward of one layer's packed weights before they are multiplied. GPTQ's, and stacked experts', are
+    unpacked for the graph, so backward has the weights that forward made. LLM.int8's forward multiplies codes, at the
+    rate of 16-bit products here, and widens the weights in backward."""
     quantization, nothing = case.job.base_quantization, PassTraffic(0.0, 0.0)
     if quantization is None:
         return nothing, nothing
@@ -293,5 +293,7 @@ def unpacking(case: Case, unit: str, element_bytes: float) -> tuple[PassTraffic,
         stored = gptq_element_bytes(case.model.hidden)
         operations = GPTQ_OPERATIONS * sum(not is_part(case.parts, weight) for weight in found)
         return PassTraffic(unpack_bytes(elements, stored, GPTQ_BYTES), operations), nothing
-    once = PassTraffic(unpack_bytes(elements, nf4_element_bytes(quantization), element_bytes), 0.0)
-    return once, once
+    stacks = sum(weight.elements for weight in found if case.packs_experts and is_stack(weight)) + 0.0
+    stored = nf4_element_bytes(quantization)
+    once, again = (unpack_bytes(some, stored, element_bytes) for some in (elements, elements - stacks))
+    return PassTraffic(once, 0.0), PassTraffic(again, 0.0)

@@ -15,7 +15,7 @@ from planner.basics.errors import PlannerError
 from planner.inventory import functions, fused, ops
 from planner.inventory.devices import mask_bytes
 from planner.inventory.lora import added_in_place, with_adapter
-from planner.inventory.narrow import NF4, RECIPES, Narrow, copies, input_bytes, is_layer_linear
+from planner.inventory.narrow import NF4, RECIPES, Narrow, copies, input_bytes, is_layer_linear, is_stack
 from planner.inventory.packaged import PROJECTIONS, Adapters, adapters_of
 from planner.inventory.tape import LOGITS, TEMPORARIES, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
@@ -136,9 +136,9 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     its backward is over (DeepSpeed). `seq_len` is the length where kernels keep something quadratic in it
     or loops run over it, else 0.
     `masked` is whether packed documents are kept apart by a mask. `layer_form` is how the layers' linear weights are
-    held or multiplied (narrow.py). `on_cpu`: PyTorch's kernels keep other things there (tensors.py), and peft asks
-    whether CUDA's autocast is on, which a CPU's is not. `fuses_conversion`: products' results are in a format that a
-    softmax in fp32 reads without a copy (devices.fuses_conversion).
+    held or multiplied (narrow.py), and with `packs_experts` stacked experts too. `on_cpu`: PyTorch's kernels keep other
+    things there (tensors.py), and peft asks whether CUDA's autocast is on, which a CPU's is not. `fuses_conversion`:
+    products' results are in a format that a softmax in fp32 reads without a copy (devices.fuses_conversion).
     `one_sequence` is told to attention that copies nothing where a micro-batch is one sequence: false of a larger one,
     true where micro-batches are a column, of which memory is a bound from below.
     `modules` are parts that run again by themselves (layout.RECOMPUTE_MODULES). `recipe` names how Transformer Engine's
@@ -262,6 +262,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     receives_into_buffer: bool = False
     masked: bool = False
     layer_form: str = "plain"
+    packs_experts: bool = False
     on_cpu: bool = False
     fuses_conversion: bool = False
     one_sequence: bool = False
@@ -282,7 +283,8 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     def trained(self, weight: Weight) -> Weight:
         """The weight as the method has it: LoRA freezes everything but adapters and what is trained whole beside them
         (of which forward takes the trained copy), QLoRA packs the layers' matrices."""
-        if self.layer_form != "plain" and is_layer_linear(weight, self.kernels):
+        stacked = self.packs_experts and is_stack(weight)
+        if stacked or (self.layer_form != "plain" and is_layer_linear(weight, self.kernels)):
             weight = msgspec.structs.replace(weight, form=self.layer_form)
         if self.lora is None or weight.adapter or weight.name.removesuffix(".bias") in self.lora.modules_to_save:
             return weight

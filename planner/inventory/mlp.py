@@ -16,7 +16,18 @@ from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.expertloop import walk_loop
 from planner.inventory.fused import recomputed
 from planner.inventory.names import names_of
-from planner.inventory.ops import add, cast, cloned, copied, fetched_elements, product_of, scaled, silu, unpacked
+from planner.inventory.ops import (
+    add,
+    cast,
+    cloned,
+    copied,
+    fetched_elements,
+    product_of,
+    scaled,
+    silu,
+    unpacked,
+    unpacked_stack,
+)
 from planner.inventory.tape import Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight, matrix, with_bias
 from planner.spec import Kernels, ModelSpec, Moe
@@ -193,7 +204,7 @@ def moe_weights(model: ModelSpec, moe: Moe, unit: str = "layer") -> dict[str, We
         weight = matrix(name, unit, out, into, splits_inputs=down, transposed=moe.bias, experts=moe.experts)
         return with_bias(role, weight, moe.bias)
 
-    router = Weight(name=f"{path}.{names.router}", shape=(moe.experts, model.hidden), unit=unit)
+    router = Weight(name=f"{path}.{names.router}", shape=(moe.experts, model.hidden), unit=unit, bare=True)
     routing = with_bias("router", router, moe.bias)
     found = experts("gate_up", 2 * moe.expert_ffn, model.hidden) | experts("down", model.hidden, moe.expert_ffn)
     first = names.router == "router" or model.family in ROUTER_FIRST
@@ -315,9 +326,10 @@ def _experts(run: ModelPass, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[
     biases = {} if early else {role: weights.get(f"{role}.bias") for role in ("gate_up", "down")}
     # Transformers' function has its rows in a variable until it ends, and those of a bias until the next is there.
     counts = () if early else (tape.new(Size(per_token=4.0 * rows)), tape.new(Size(fixed=4.0 * moe.experts)))
+    stack = _unpacked_stack(tape, weights["gate_up"], compute)
     added = _bias_rows(tape, biases.get("gate_up"), compute, expert)
-    fused = _grouped(tape, sent, weights["gate_up"], added, compute, expert, counts[1:])
-    variables = [] if early else [sent]
+    fused = _grouped(tape, sent, weights["gate_up"], added, compute, expert, (*counts[1:], *stack))
+    variables = [*stack] if early else [sent, *stack]
     if early:
         tape.drop(sent)
     if moe.bias and not early:
@@ -328,11 +340,13 @@ def _experts(run: ModelPass, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[
             # clamped in a copy, which the fused activation keeps; clamping keeps its input
             fused = tape.replaced(fused, tape.derived(fused, saved=(fused,)))
         product = gated_halves(run, fused, kept=kept)
+    stack = _unpacked_stack(tape, weights["down"], compute)
+    variables += stack
     next_added = _bias_rows(tape, biases.get("down"), compute, expert)
     if added is not None and next_added is not None:
         tape.drop(added)
         variables.append(next_added)
-    out = _grouped(tape, product, weights["down"], next_added, compute, expert, counts[1:])
+    out = _grouped(tape, product, weights["down"], next_added, compute, expert, (*counts[1:], *stack))
     tape.drop(product)
     wide = 4.0 / compute.weight_bytes if _weighs_in_fp32(run) else 1.0
     times = max(out.size.per_token / (share.size.per_token * run.model.hidden), 1.0)
@@ -399,6 +413,12 @@ def _bias_rows(tape: Tape, bias: Weight | None, compute: Compute, expert: Tensor
     return tape.record(looked_up, (expert,), lambda grad: tape.weight_grad(local.elements))
 
 
+def _unpacked_stack(tape: Tape, weight: Weight, compute: Compute) -> list[Tensor]:
+    """Stacked experts in 4 bits as a forward unpacks them; those of a module each are unpacked one by one."""
+    found = compute.local(compute.trained(weight))
+    return unpacked_stack(tape, found, compute.weight_bytes) if compute.packs_experts else []
+
+
 def _grouped(
     tape: Tape,
     x: Tensor,
@@ -409,14 +429,15 @@ def _grouped(
     counts: Sequence[Tensor] = (),
 ) -> Tensor:
     """One product an expert over its rows, to which a bias of each is `added` in place: keeps the rows when the weight
-    is trained, and where each expert's end (`counts`). `expert` is each row's, int64. Of experts in 4 bits one at a
-    time is unpacked, forward and backward."""
+    is trained, and where each expert's end, with experts that were unpacked together (`counts`). `expert` is each
+    row's, int64. Of experts in 4 bits that are modules one at a time is unpacked, forward and backward."""
     weight = compute.local(compute.trained(weight))
     out_features, in_features = weight.features
     rows = expert.size.per_token / 8
     inner = ops.cast(tape, x, compute.weight_bytes * in_features * rows / x.size.per_token)
     tape.weight = fetched_elements(weight, compute.element_bytes)
-    one = msgspec.structs.replace(weight, shape=weight.shape[1:], expert=False)
+    form = "plain" if compute.packs_experts else weight.form
+    one = msgspec.structs.replace(weight, shape=weight.shape[1:], expert=False, form=form)
     narrow = compute.narrow()
     if inner.source is not None:  # made again in backward
         kept = tape.hold(inner.source)

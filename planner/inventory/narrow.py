@@ -82,11 +82,19 @@ def gptq_element_bytes(out_features: Number) -> Number:
 
 def is_layer_linear(weight: Weight, kernels: Kernels) -> bool:
     """Whether bitsandbytes and torchao convert it: the linear modules of layers; norms and embedding stay, and the
-    head unless the kernels have it packed. Experts that run one after the other are linear modules, but gpt-oss's,
-    whose matrices are held as (in, out)."""
+    head unless the kernels have it packed. Experts that run one after the other are linear modules, with their router,
+    but gpt-oss's, whose matrices are held as (in, out)."""
+    if (weight.alone or weight.bare) and kernels.experts != "looped":
+        return False
     inside = weight.unit not in ("embed", "tail") or (kernels.packed_head and weight.name == "lm_head")
     one_by_one = kernels.experts == "looped" and weight.expert and not weight.transposed
-    return inside and len(weight.shape) == 2 + one_by_one and not weight.adapter
+    matrix = len(weight.shape) == 2 + one_by_one and weight.expert == one_by_one
+    return inside and matrix and not weight.adapter
+
+
+def is_stack(weight: Weight) -> bool:
+    """Whether a weight is the matrices of all experts of a layer in one parameter, not their biases."""
+    return weight.expert and len(weight.shape) == 3
 
 
 @formula(unit="bytes", source="QLoRA, Dettmers et al. 2023, section 3: fp32 scales of 64, or 8-bit ones scaled by 256")

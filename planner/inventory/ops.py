@@ -17,6 +17,7 @@ from planner.inventory.narrow import (
     Narrow,
     int8_product_bytes,
     int8_quantising_bytes,
+    is_stack,
     unpacked_scale_bytes,
 )
 from planner.inventory.tape import GATHERED, TEMPORARIES, Storage, Tape, Tensor
@@ -161,6 +162,17 @@ def fetched_elements(weight: Weight, element_bytes: float) -> int:
 def unpacked(tape: Tape, weight: Weight, element_bytes: float, *, twice: bool = False) -> list[Storage]:
     """What a product makes of a 4-bit weight and lets go; nothing of another."""
     return _forms(tape, weight, NOTHING, element_bytes, twice=twice) if weight.form in NF4 else []
+
+
+def unpacked_stack(tape: Tape, weight: Weight, element_bytes: float) -> list[Tensor]:
+    """All experts of a layer as each forward unpacks them where they are in 4 bits: by a parametrization, whose result
+    the module keeps until its forward is over, and the graph as an operand (bitsandbytes 0.50.2, nn/parametrize.py)."""
+    if weight.form not in NF4 or not is_stack(weight):
+        return []
+    scales = tape.allocate(Size(fixed=unpacked_scale_bytes(weight)))
+    whole = tape.new(Size(fixed=weight.elements * element_bytes), term=GATHERED)
+    tape.release(scales)
+    return [whole]
 
 
 def _forms(tape: Tape, weight: Weight, other: Size, element_bytes: float, *, twice: bool = False) -> list[Storage]:

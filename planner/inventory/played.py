@@ -14,6 +14,7 @@ from typing import Any
 
 from planner.inventory import functions, fused
 from planner.inventory.compute import Compute, ModelPass
+from planner.inventory.ops import unpacked_stack
 from planner.inventory.standins import ADAPTED, StandIn, of_liger, stand_in
 from planner.inventory.tape import GATHERED, LOGITS, TEMPORARIES, Storage, Tape, Tensor
 from planner.inventory.tensors import Size, Weight
@@ -164,6 +165,8 @@ class Player:
         """What iterations that one stands for keep beside it, by the storage of an iteration."""
         self.stays: dict[int, Storage] = {}
         """Of these, what is there until after the loop, by its own storage."""
+        self.stacks: dict[int, list[Tensor]] = {}
+        """Stacked experts as they were unpacked, by the storage that ends with their module's forward."""
 
     def waiting(self) -> list[Storage]:
         """What it made that is in scope."""
@@ -241,6 +244,7 @@ class Player:
         """Let go of what goes out of scope after an operation."""
         self.tape.release(*(self._at(place) for place in step.ends))
         self.tape.release(*(self.stays.pop(place) for place in step.ends if place in self.stays))
+        self.tape.drop(*(one for place in step.ends for one in self.stacks.pop(place, ())))
         self.ended.update(step.ends)
 
     def place(self, index: int) -> Tensor:
@@ -299,7 +303,11 @@ class Player:
         used = self._weights_of(step.node)
         trained = any(weight.trainable for weight in used)
         tape.weight = sum(weight.elements for weight in used if len(weight.shape) > 1)
+        stacks = [one for weight in used for one in unpacked_stack(tape, weight, self.compute.weight_bytes)]
         first = len(self.storages)
+        if stacks and node is not None:  # where each expert's rows end, or what the first product made
+            ends = node.keeps[0] if node.keeps else min(self.stacks, default=first)
+            self.stacks.setdefault(ends, []).extend(stacks)
         self.storages += [tape.allocate(self._size(one), GATHERED if step.copy else term) for one in step.new]
         if step.alike is not None:
             for place in step.alike.stays:
@@ -317,7 +325,7 @@ class Player:
         tape.weight = 0
         if node is None or leaf or not needs or not made:
             return
-        kept = [Tensor(self._at(place), False, since) for place in node.keeps]
+        kept = [*(Tensor(self._at(place), False, since) for place in node.keeps), *stacks]
         beside = self._kept_beside(step.alike, node.keeps, term) if step.alike and tape.keeping else []
         kept += [Tensor(storage, False, since) for storage in beside]
         if step.op == WEIGHT:

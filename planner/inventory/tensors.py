@@ -71,8 +71,9 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     the dimension that tensor parallelism divides (None: every rank holds it whole), in `pieces` that cannot be
     divided further (heads; None: its rows); it `gathers` where each rank has the whole of its results, or of its
     inputs, all the same. The first dimension of an `expert` weight counts experts. `transposed` marks a matrix held
-    as (in, out). `replaced` marks a weight of which forward uses a trained copy. `form` is how
-    a linear function finds it: "plain", or "nf4", "nf4-double", "gptq" and "fp8" (narrow.py).
+    as (in, out), `bare` one that a function multiplies and no linear module. `replaced` marks a weight of which forward
+    uses a trained copy. `form` is how a linear function finds it: "plain", or "nf4", "nf4-double", "gptq" and "fp8"
+    (narrow.py).
     """
 
     name: str
@@ -87,6 +88,7 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     transposed: bool = False
     replaced: bool = False
     alone: bool = False
+    bare: bool = False
     form: str = "plain"
 
     def part(self, tp: Number = 1, ep: Number = 1) -> Weight:

@@ -190,6 +190,12 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         return self.model.moe is not None and (by_engine or self.parts.experts in ("looped", "sliced"))
 
     @property
+    def packs_experts(self) -> bool:
+        """Whether experts that are one parameter a layer are in 4 bits."""
+        base = self.job.base_quantization
+        return base is not None and bool(base.experts)
+
+    @property
     def tokens(self) -> Number:
         """Tokens of one micro-batch on one rank: context parallelism splits the sequence."""
         return self.layout.micro_batch_size * self.rank_seq_len

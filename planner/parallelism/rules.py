@@ -233,6 +233,23 @@ OFFERED: tuple[Rule, ...] = (
         sentence=lambda case: "a base in int8 is modelled on GPUs, of linear modules and peft's adapters beside them",
         fix=lambda case: "Use quantization=nf4, or method=lora",
     ),
+    Rule(
+        name="packed experts one after the other",
+        field="quantize_experts",
+        holds=lambda case: not (case.packs_experts and case.loops_experts),
+        sentence=lambda case: "experts in 4 bits are planned where Transformers 5 multiplies them as one group",
+        fix=lambda case: "Leave it out, or use experts=grouped",
+    ),
+    Rule(
+        name="packed experts that are sharded or dealt to ranks",
+        field="quantize_experts",
+        holds=lambda case: (
+            not case.packs_experts
+            or ((case.layout.zero_stage < 3 or case.layout.facts.shards_packed_experts) & (case.layout.ep == 1))
+        ),
+        sentence=lambda case: "experts in 4 bits are one uint8 parameter, planned whole on a rank or sharded by FSDP2",
+        fix=lambda case: "Use ep=1 with engine single, ddp or fsdp2, or deepspeed with zero_stage 1 or 2",
+    ),
     _offered_by(
         "step_in_backward",
         lambda case: case.job.optimizer.in_backward,

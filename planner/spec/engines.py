@@ -52,6 +52,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     saves_modules: bool = False  # trains whole copies of modules beside adapters (peft's modules_to_save)
     steps_in_backward: bool = False  # steps a weight as soon as its gradient is made
     bases: tuple[str, ...] = ("nf4",)  # formats of a frozen base
+    shards_packed_experts: bool = False  # shards experts that are one parameter in 4 bits
     secondary_shards: bool = False  # keeps a second copy of gathered weights at stage 3 (ZeRO++'s hpZ)
     fuses_accumulation: bool = False  # products add weight gradients to their buffer themselves
     starts_each_expert: bool = False  # each of a rank's experts is a product of its own, not one grouped kernel
@@ -94,6 +95,7 @@ _FSDP2 = EngineFacts(
     adapters=True,
     saves_modules=True,
     offloads=OFFLOADS,
+    shards_packed_experts=True,  # as Axolotl patches it, which leaves uint8 codes uncast
 )
 
 _RECORDS = (
@@ -138,6 +140,7 @@ _RECORDS = (
         superseded=True,
         compiles=False,
         saves_modules=False,
+        shards_packed_experts=False,
         loops_experts=True,
     ),
     EngineFacts(

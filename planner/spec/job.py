@@ -55,12 +55,14 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     8-bit integers with a scale a row (`int8`).
 
     Of nf4 `double` quantises the blocks' scales too, and `storage` is the format bitsandbytes packs the 4-bit codes in
-    (bnb_4bit_quant_storage): sharding needs a floating one.
+    (bnb_4bit_quant_storage): sharding needs a floating one. `experts` are packed too where they are one parameter a
+    layer, which every forward unpacks whole (bitsandbytes' replace_parameter_4bit).
     """
 
     base: BaseFormat = "nf4"
     double: bool = True
     storage: CodeStorage = "bf16"
+    experts: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

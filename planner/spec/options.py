@@ -166,6 +166,8 @@ _FORMATS_AND_OPTIMIZER = _of(
     Option("double_quant", "switch", "QLoRA: quantise the scales too (default).", "quantization", field="double"),
     Option("quant_storage", "choice", "QLoRA: what codes are packed in.", "quantization", choices=get_args(CodeStorage),
            field="storage"),
+    Option("quantize_experts", "switch", "QLoRA: experts in 4 bits too, unpacked by each forward.", "quantization",
+           field="experts"),
     Option("precision", "choice", "Number format.", "job", choices=get_args(Precision), default="bf16 (mixed)",
            often=True),
     Option("narrow_weights", "switch", "8-bit recipes: layers' weights in 8 bits alone (fp8_param_gather).", "job"),

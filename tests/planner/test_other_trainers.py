@@ -128,7 +128,7 @@ def test_experts_stay_in_16_bits_beside_4_bit_attention_and_the_answer_says_so()
     assert next(bytes_each for name, bytes_each in held.items() if name.endswith("q_proj")) < 0.6
     assert warnings(asked) == (
         "the experts of mixtral-8x7b, 97% of its weights, are not linear modules in Transformers 5: bitsandbytes "
-        "leaves them in 16 bits, and so are they planned",
+        "leaves them in 16 bits, and so are they planned; --quantize-experts packs them",
     )
     assert 32 * 8 * 3 * 4096 * 14336 / parameters(asked.model) == pytest.approx(0.97, abs=0.005)
     assert warnings(options.question({"model": "mixtral-8x7b", "gpus": "8", "method": "lora"})) == ()

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from executor.worker.model.adapters import ordinary_name
-from executor.worker.model.quantized import awaits_codes, quantized
+from executor.worker.model.quantized import awaited_stacks, awaits_codes, quantise_stack, quantized
 from executor.worker.model.values import WeightValue, WeightValues, part
 
 OnWeightFilled = Callable[[nn.Parameter], None]
@@ -39,6 +39,7 @@ def fill(
     linears = {
         ordinary_name(f"{name}.weight"): module for name, module in model.named_modules() if awaits_codes(module)
     }
+    stacks = {ordinary_name(name): place for name, place in awaited_stacks(model).items()}
     targets = {ordinary_name(name): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
     if only is not None:
         wanted = {id(weight) for weight in only}
@@ -52,6 +53,8 @@ def fill(
             target = targets.get(name)
             if name in linears:
                 target = _quantise(linears[name], value, made_on or device)
+            elif name in stacks and isinstance(target, nn.Parameter):
+                target = quantise_stack(*stacks[name], value(target).to(device))
             elif isinstance(target, DTensor):
                 target.to_local().copy_(value(target))
             elif isinstance(target, nn.Parameter):

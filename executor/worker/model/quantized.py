@@ -1,4 +1,5 @@
-"""QLoRA's base: the layers' linear modules as bitsandbytes' 4-bit ones, and their weights whole again.
+"""QLoRA's base: the layers' linear modules as bitsandbytes' 4-bit ones, experts of one parameter a layer as its codes,
+and their weights whole again.
 
 Not here: adapters (adapters.py), or which bytes the planner counts for them (planner/inventory/narrow.py).
 """
@@ -47,7 +48,36 @@ def pack_layers(model: Any, quantization: Quantization, dtype: torch.dtype) -> N
         packed.bias = plain.bias
         packed.weight = _params(packed, packed.weight.data.to(dtype))
         setattr(parent, name, packed)
+    if quantization.experts:
+        for path, module in model.named_modules():
+            if "expert" in path and _stacks(module):
+                module.doubly_quantised = quantization.double
     model.is_loaded_in_4bit = True  # what peft asks before it puts its own linear around bitsandbytes'
+
+
+def awaited_stacks(model: nn.Module) -> dict[str, tuple[Any, str]]:
+    """Experts that are one parameter a layer, whose codes are not made yet: by name, their module and name in it."""
+    return {
+        f"{path}.{name}": (module, name)
+        for path, module in model.named_modules()
+        if hasattr(module, "doubly_quantised")
+        for name in _stacks(module)
+    }
+
+
+def quantise_stack(module: Any, name: str, weight: torch.Tensor) -> nn.Parameter:
+    """Put the codes of all experts in the place of their parameter, which every forward of the module unpacks."""
+    from bitsandbytes.nn.parametrize import replace_parameter_4bit
+
+    module._parameters[name] = nn.Parameter(weight, requires_grad=False)
+    replace_parameter_4bit(module, name, compress_statistics=module.doubly_quantised, quant_type=QUANT_TYPE)
+    codes: nn.Parameter = module.parametrizations[name].original
+    return codes
+
+
+def _stacks(module: nn.Module) -> list[str]:
+    """Parameters that are the matrices of all experts of a layer (Axolotl 067b021, monkeypatch/moe_quant.py)."""
+    return [name for name, weight in module._parameters.items() if weight is not None and weight.ndim == 3]
 
 
 def quantized(linear: Any, weight: torch.Tensor, device: torch.device) -> Any:
@@ -91,13 +121,14 @@ def _params(linear: Any, weight: torch.Tensor) -> Any:
 
 
 def _linears(model: Any) -> Iterator[tuple[nn.Module, str]]:
-    """(parent, name in it) of every linear module of every layer."""
+    """(parent, name in it) of every linear module of every layer, as Transformers chooses them (5.23.0,
+    integrations/bitsandbytes.py, replace_with_bnb_linear): none of a class of its own, such as Llama 4's router."""
     from transformers.pytorch_utils import Conv1D
 
     for layer in layers_of(model):
         for module in layer.modules():
             for name, child in module.named_children():
-                if isinstance(child, (nn.Linear, Conv1D)):
+                if isinstance(child, Conv1D) or type(child) is nn.Linear:
                     yield module, name
 
 
@@ -107,17 +138,22 @@ def unpacked(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> I
     The scales are the modules' own: a sharded weight has none beside it. Where a weight is not whole (any rank but
     the first) it is passed on as it is.
     """
-    linears = {
-        name.removeprefix("module."): module
+    holders = {
+        _packed_name(name.removeprefix("module.")): module
         for name, module in model.named_modules()
         if getattr(module, "quant_state", None) is not None
     }
     for name, weight in weights:
-        if name.rpartition(".weight.")[0] in linears:
+        if not holders.keys().isdisjoint(name.rpartition(end)[0] for end in (".", ".quant_state.")):
             continue  # its scales, under names of bitsandbytes' own
-        module, _, kind = name.rpartition(".")
-        packed = linears.get(module) if kind == "weight" else None
+        packed = holders.get(name)
         yield name, weight if packed is None else _numbers(packed, weight)
+
+
+def _packed_name(module: str) -> str:
+    """The weight whose codes a module unpacks: a linear's own, or a parameter of the module that it stands in."""
+    holder, parametrized, name = module.rpartition(".parametrizations.")
+    return f"{holder}.{name.partition('.')[0]}" if parametrized else f"{module}.weight"
 
 
 def _numbers(linear: Any, codes: torch.Tensor) -> torch.Tensor:
@@ -128,7 +164,7 @@ def _numbers(linear: Any, codes: torch.Tensor) -> torch.Tensor:
     if 2 * codes.nbytes < state.shape.numel():
         return codes
     weight: torch.Tensor = dequantize_4bit(codes.view(-1, 1).to(state.absmax.device), state)
-    return weight.T.contiguous() if linear.source_cls is Conv1D else weight
+    return weight.T.contiguous() if getattr(linear, "source_cls", None) is Conv1D else weight
 
 
 def scales(model: nn.Module) -> list[torch.Tensor]:

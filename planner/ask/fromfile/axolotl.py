@@ -72,6 +72,7 @@ def read(sheet: Sheet) -> None:
     _precision(sheet)
     _recompute(sheet)
     _own_kernels(sheet)
+    _packed_experts(sheet)
     trainer.magnitudes(sheet, "peft_use_dora")
     trainer.inputs_kept(sheet, reentrant=not sheet.has("unfrozen_parameters"))
     compiled.of_trainer(sheet)
@@ -95,6 +96,12 @@ def _refuse_contradictions(sheet: Sheet) -> None:
         raise sheet.wrong("load_in_8bit", "cannot be together with load_in_4bit", "Keep one of the two")
     if adapter == "qlora" and not four:
         raise sheet.wrong("load_in_4bit", "must be true for adapter qlora", "Set load_in_4bit: true")
+    if sheet.flag("quantize_moe_experts"):
+        if not (four or eight):
+            raise sheet.wrong("quantize_moe_experts", "needs a base of 4 or 8 bits", "Set load_in_4bit: true")
+        if sheet.flag("lora_target_linear"):
+            rule = "cannot be together with lora_target_linear"
+            raise sheet.wrong("quantize_moe_experts", rule, "Name lora_target_modules")
 
 
 def _job(sheet: Sheet) -> None:
@@ -218,6 +225,18 @@ def _own_kernels(sheet: Sheet) -> None:
         sheet.data[key] = None
         why = "Axolotl turns it on by itself: fused adapters keep less, which is counted where their places are known"
         sheet.ignore(key, why, "not modelled", "less")
+
+
+def _packed_experts(sheet: Sheet) -> None:
+    """Experts that are one parameter a layer in the base's bits. Those of 8 are unpacked to fp32, for products in fp32,
+    which the graph keeps unless layers run again (067b021, monkeypatch/moe_quant.py; bitsandbytes 0.50.2, _ops.py)."""
+    key, eight = "quantize_moe_experts", sheet.says("quantization") == "int8"
+    if eight and sheet.flag(key):
+        again = sheet.says("recompute") == "full"
+        sheet.unmodelled(key, "experts in 8 bits, which are estimated in 16", "less" if again else "more")
+    elif sheet.flag(key):
+        sheet.means("quantize_experts", True, key)
+    sheet.ignore(key, OFF)
 
 
 def _context(sheet: Sheet) -> None:

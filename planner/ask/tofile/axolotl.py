@@ -12,7 +12,7 @@ from planner.ask.fromfile import axolotl
 from planner.ask.fromfile.functions import FUSED_ADAPTERS
 from planner.ask.tofile import accelerate, deepspeed, trainer
 from planner.ask.tofile.fields import Values
-from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat, forms, keys_of, named, words
+from planner.ask.tofile.table import Entries, FieldKeys, FileOfFormat, flag, forms, keys_of, named, words
 from planner.spec.engines import ENGINES as FACTS
 
 NAME = "Axolotl"
@@ -88,6 +88,7 @@ ROWS: dict[str, FieldKeys] = {
     "grad_accum": trainer.BATCHES["grad_accum"],
     "method": FieldKeys(("adapter", *FUSED_ADAPTERS), _adapter, ("full", "lora", "qlora")),
     **trainer.base_rows(BITS, {}, {}),
+    "quantize_experts": flag("quantize_moe_experts", off=None),
     **trainer.adapter_rows("lora_r", "lora_alpha", "lora_target_modules", "lora_modules_to_save", "peft_use_dora"),
     "lora_upcast": words("peft_autocast_adapter_dtype", {True: True, False: False}),
     "precision": FieldKeys(("bf16", "fp16", "bfloat16"), _precision, tuple(PRECISION)),
