@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from planner.ask.fromfile import targets
+from planner.ask.fromfile import axolotl_model, targets
 from planner.ask.fromfile.functions import FUSED_ADAPTERS, of_functions
 from planner.ask.fromfile.sheet import Ignored, Memory, OptionLine
 from planner.inventory import default_lora, lora_targets, savable_modules
@@ -53,7 +53,8 @@ def asks(lines: Sequence[OptionLine], ignored: Sequence[Ignored]) -> bool:
 
 
 def _means(one: Ignored) -> bool:
-    return bool(one.norm) or one.by in SEEN or one.key in (ROUNDED, FUSED_MLP, *FUSED_ADAPTERS)
+    known = (ROUNDED, FUSED_MLP, *FUSED_ADAPTERS)
+    return bool(one.norm) or one.by in SEEN or one.key in known or axolotl_model.means(one)
 
 
 def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpec, kind: str) -> Account:
@@ -62,9 +63,15 @@ def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpe
         lines = [_at_length(line, model, model.described) if line.option == "seq_len" else line for line in lines]
     lines = [_targets(line, model, kind) if line.option == "lora_targets" else line for line in lines]
     lines = _saved(lines, model)
+    if kind == axolotl_model.NAME:
+        lines, ignored = axolotl_model.without_liger(lines, ignored, model)
     on = [one.key for one in ignored if one.key in FUSED_ADAPTERS and one.memory == "less"]
     adapted = adapted_modules(lines, model)
-    kept = [of_functions(one, on, model, adapted) if one.key in on else _of_part(one, model) for one in ignored]
+    trains_adapters = any(line.option == "method" and line.value != "full" for line in lines)
+    kept = [
+        of_functions(one, on, model, adapted) if one.key in on else _of_part(one, model, adapters=trains_adapters)
+        for one in ignored
+    ]
     found = []
     for line in lines:
         if (less := _unmodelled(line, lines, model)) is None:
@@ -117,7 +124,7 @@ def adapted_modules(lines: Sequence[OptionLine], model: ModelSpec) -> tuple[str,
     return lora_targets(model) if said == ALL_LINEAR else tuple(str(said).split(","))
 
 
-def _of_part(one: Ignored, model: ModelSpec) -> Ignored:
+def _of_part(one: Ignored, model: ModelSpec, *, adapters: bool) -> Ignored:
     """A key of a part that this model has not, or that changes nothing of its sizes."""
     towers = model.described is not None and model.described.towers
     if one.by in SEEN and not towers:
@@ -126,6 +133,8 @@ def _of_part(one: Ignored, model: ModelSpec) -> Ignored:
         return Ignored(one.key, one.value, f"{model.name} has no such part that is trained", "none")
     if one.key == FUSED_MLP and model.family not in FUSED_MLP_FAMILIES:
         return Ignored(one.key, one.value, f"Axolotl leaves the MLP of {model.name} as it is", "none")
+    if one.key == axolotl_model.UNFROZEN and one.memory == "less":
+        return axolotl_model.of_unfrozen(one, model, adapters=adapters)
     if one.key == ROUNDED and one.memory == "more" and model.vocab % 32 == 0:
         return Ignored(one.key, one.value, f"{model.name} has {model.vocab:,} rows, a multiple of 32", "none")
     return one
@@ -144,7 +153,7 @@ def _unmodelled(line: OptionLine, lines: Sequence[OptionLine], model: ModelSpec)
     if line.option == "packing" and line.value == "packed":
         masks: Memory = "same" if any(one.option == "attention" and one.value in NO_MASK for one in lines) else "more"
         return "not modelled: attention of a full row, not of each document", masks
-    if line.option == "loss" and line.value != "whole" and changes_logits(model.described):
+    if line.option == "loss" and line.value != "whole" and changes_logits(model.described, line.value):
         return f"not modelled: {model.name} changes its logits before the loss; all are estimated", "less"
     return None
 
