@@ -1,5 +1,5 @@
 """Live bytes of losses that weigh each token's, as Axolotl and LLaMA-Factory compute them, beside the tape's loss on
-whole logits, as which they are planned.
+whole logits, as which they are planned; and what a loss of routers keeps beside that.
 
 Not here: keys of files (test_fromfile_trainers.py).
 """
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from executor.worker.meter.memory import LiveTensors
 from planner.inventory import ends
+from planner.inventory.mlp import balance_bytes
 from planner.inventory.tape import LOGITS, Tape
 from planner.inventory.tensors import Size
 
@@ -89,3 +90,33 @@ def test_a_weighted_loss_holds_what_whole_logits_hold(loss: Loss, rows: int) -> 
 
 def test_several_rows_that_are_shifted_hold_a_copy_more() -> None:
     assert measured(shifted_entropy, 2)["forward"] - 4.0 > planned() + 3.5
+
+
+LAYERS, EXPERTS = 3, 8
+
+
+def balanced(*, balance: bool, again: bool) -> float:
+    """Bytes at the fullest moment of a Mixtral in 16 bits, with the loss of its routers or without, its layers run
+    again or not."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": LAYERS, "vocab_size": VOCAB}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": EXPERTS}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, **heads, output_router_logits=balance)).to(torch.bfloat16).train()
+    if again:
+        model.activation_checkpointing_enable()
+    tokens = torch.randint(0, VOCAB, (2, TOKENS))
+    tracker = LiveTensors("cpu", 64)
+    with tracker:
+        with tracker.recording("forward"):
+            loss = model(input_ids=tokens, labels=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).loss
+        with tracker.recording("backward"):
+            loss.backward()
+    return float(max(sum(live.values()) for live in tracker.fullest.values()))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_loss_of_routers_keeps_no_more_than_is_said(again: bool) -> None:
+    more = (balanced(balance=True, again=again) - balanced(balance=False, again=again)) / (2 * TOKENS)
+    assert 0 < more <= balance_bytes(LAYERS, EXPERTS)

@@ -1,5 +1,5 @@
-"""Axolotl's keys that a model decides: the types whose modules its Liger plugin replaces, and the weights that stay
-trained where others are frozen by their names.
+"""Axolotl's keys that a model decides: the types whose modules its Liger plugin replaces, the weights that stay trained
+where others are frozen by their names, and the loss of routers.
 
 Not here: what the keys set (axolotl.py), its functions of adapters (functions.py), or other formats' keys (bymodel.py).
 """
@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 
 from planner.ask.fromfile.sheet import Ignored, OptionLine
+from planner.basics.quantities import BYTES
+from planner.inventory.mlp import balance_bytes
 from planner.spec import ModelSpec
 
 NAME = "Axolotl"
@@ -41,9 +43,26 @@ WHOLE_TEXT = re.compile(r"\^?model\\?\.language_model(\\?\.\*?)?")
 HEAD = re.compile(r"\^?lm_head(\\?\.(\*|weight\$?)?)?")
 
 
+ROUTERS = "model_config.output_router_logits"
+"""Axolotl's key of Transformers' loss for balance between experts."""
+SMALL_SHARE = 0.01
+"""Of what cross-entropy on whole logits holds at once: three fp32 figures a logit (inventory/ends.py)."""
+
+
 def means(one: Ignored) -> bool:
     """Whether a key means something by the model."""
-    return one.key.startswith(OF_LIGER) or one.key == UNFROZEN
+    return one.key.startswith(OF_LIGER) or one.key in (UNFROZEN, ROUTERS)
+
+
+def of_routers(one: Ignored, model: ModelSpec) -> Ignored:
+    """The loss of a mixture's routers, which is next to nothing where experts are few beside the vocabulary."""
+    if (moe := model.moe) is None:
+        return one
+    kept, logits = balance_bytes(model.layers - moe.dense_layers, moe.experts), model.vocab * 3 * BYTES["fp32"]
+    if kept > SMALL_SHARE * logits:
+        return one
+    why = f"keeps at most {kept:,} bytes a token, {100 * kept / logits:.1f} % of the logits', which are not counted"
+    return Ignored(one.key, one.value, why, "none")
 
 
 def without_liger(

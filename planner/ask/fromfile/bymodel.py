@@ -135,6 +135,8 @@ def _of_part(one: Ignored, model: ModelSpec, *, adapters: bool) -> Ignored:
         return Ignored(one.key, one.value, f"Axolotl leaves the MLP of {model.name} as it is", "none")
     if one.key == axolotl_model.UNFROZEN and one.memory == "less":
         return axolotl_model.of_unfrozen(one, model, adapters=adapters)
+    if one.key == axolotl_model.ROUTERS and one.memory == "more":
+        return axolotl_model.of_routers(one, model)
     if one.key == ROUNDED and one.memory == "more" and model.vocab % 32 == 0:
         return Ignored(one.key, one.value, f"{model.name} has {model.vocab:,} rows, a multiple of 32", "none")
     return one
