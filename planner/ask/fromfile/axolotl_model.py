@@ -1,5 +1,5 @@
 """Axolotl's keys that a model decides: the types whose modules its Liger plugin replaces, the weights that stay trained
-where others are frozen by their names, and the loss of routers.
+where others are frozen by their names, the loss of routers, and restarts of adapters.
 
 Not here: what the keys set (axolotl.py), its functions of adapters (functions.py), or other formats' keys (bymodel.py).
 """
@@ -7,10 +7,12 @@ Not here: what the keys set (axolotl.py), its functions of adapters (functions.p
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from planner.ask.fromfile.sheet import Ignored, OptionLine
 from planner.basics.quantities import BYTES
+from planner.inventory import layer_kinds, unit_weights
 from planner.inventory.mlp import balance_bytes
 from planner.spec import ModelSpec
 
@@ -49,12 +51,18 @@ SMALL_SHARE = 0.01
 """Of what cross-entropy on whole logits holds at once: three fp32 figures a logit (inventory/ends.py)."""
 
 
+RESTARTS = "relora"
+RESTART_COPIES = 3
+"""Of one matrix, in fp32 at most, that a restart holds between two steps: what is merged, the weight of the checkpoint
+and their sum (067b021, monkeypatch/relora.py, merge_and_save)."""
+
+
 def means(one: Ignored) -> bool:
     """Whether a key means something by the model."""
-    return one.key.startswith(OF_LIGER) or one.key in (UNFROZEN, ROUTERS)
+    return one.key.startswith(OF_LIGER) or one.key in (UNFROZEN, ROUTERS, RESTARTS)
 
 
-def of_routers(one: Ignored, model: ModelSpec) -> Ignored:
+def _routers(one: Ignored, model: ModelSpec) -> Ignored:
     """The loss of a mixture's routers, which is next to nothing where experts are few beside the vocabulary."""
     if (moe := model.moe) is None:
         return one
@@ -65,24 +73,35 @@ def of_routers(one: Ignored, model: ModelSpec) -> Ignored:
     return Ignored(one.key, one.value, why, "none")
 
 
-def without_liger(
+def of_model(
     lines: list[OptionLine], ignored: Sequence[Ignored], model: ModelSpec
 ) -> tuple[list[OptionLine], tuple[Ignored, ...]]:
-    """The account of a model of which Axolotl's plugin replaces nothing."""
-    if model.family in LIGER_PLUGIN:
-        return lines, tuple(ignored)
-    why = f"Axolotl's Liger plugin knows no {model.family}, and replaces nothing"
-    gone = [line for line in lines if line.keys and all(map(_is_part, line.keys))]
-    kept = [Ignored(one.key, one.value, why, "none") if _is_part(one.key) else one for one in ignored]
-    kept += [Ignored(key, True, why, "none") for line in gone for key in line.keys]
-    return [line for line in lines if line not in gone], tuple(kept)
+    """The account of a file as this model has it."""
+    gone: list[OptionLine] = []
+    if model.family not in LIGER_PLUGIN:
+        gone = [line for line in lines if line.keys and all(map(_is_part, line.keys))]
+        why = f"Axolotl's Liger plugin knows no {model.family}, and replaces nothing"
+        ignored = [Ignored(one.key, one.value, why, "none") if _is_part(one.key) else one for one in ignored]
+        ignored += [Ignored(key, True, why, "none") for line in gone for key in line.keys]
+    lines = [line for line in lines if line not in gone]
+    return lines, tuple(one if one.memory == "same" else _of_key(one, lines, model) for one in ignored)
+
+
+def _of_key(one: Ignored, lines: Sequence[OptionLine], model: ModelSpec) -> Ignored:
+    """A key that makes a bound, as this model has it."""
+    told = {line.option: line.value for line in lines}
+    if one.key == UNFROZEN:
+        return _unfrozen(one, model, adapters=told.get("method", "full") != "full")
+    if one.key == RESTARTS:
+        return _restarts(one, told, model)
+    return _routers(one, model) if one.key == ROUTERS else one
 
 
 def _is_part(key: str) -> bool:
     return key.startswith(OF_LIGER) and key != FUSED_LOSS
 
 
-def of_unfrozen(one: Ignored, model: ModelSpec, *, adapters: bool) -> Ignored:
+def _unfrozen(one: Ignored, model: ModelSpec, *, adapters: bool) -> Ignored:
     """A list of what stays trained: adapters that it does not name are frozen, with which nothing is trained, and
     the whole text of a model that sees is what a plan on text trains."""
     patterns = [str(pattern) for pattern in (one.value if isinstance(one.value, list) else [one.value])]
@@ -100,3 +119,13 @@ def _leaves_adapters_out(pattern: str) -> bool:
     """Whether a pattern begins with a letter that no name under peft's modules begins with."""
     start = OTHER_START.match(pattern)
     return start is not None and "|" not in pattern and start["first"] != UNDER_ADAPTERS[0]
+
+
+def _restarts(one: Ignored, told: Mapping[str, Any], model: ModelSpec) -> Ignored:
+    """Restarts merge one matrix after another between steps, when nothing of a step is there: no peak, where the
+    logits of a step are as large."""
+    logits = told.get("micro_batch_size", 1) * told.get("seq_len", 0) * model.vocab * 3
+    largest = max(weight.elements for kind in layer_kinds(model) for weight in unit_weights(model)[kind])
+    if told.get("loss") not in (None, "whole") or logits < RESTART_COPIES * largest:
+        return one
+    return Ignored(one.key, one.value, "merges one matrix after another between steps, below a step's peak", "none")

@@ -64,14 +64,10 @@ def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpe
     lines = [_targets(line, model, kind) if line.option == "lora_targets" else line for line in lines]
     lines = _saved(lines, model)
     if kind == axolotl_model.NAME:
-        lines, ignored = axolotl_model.without_liger(lines, ignored, model)
+        lines, ignored = axolotl_model.of_model(lines, ignored, model)
     on = [one.key for one in ignored if one.key in FUSED_ADAPTERS and one.memory == "less"]
     adapted = adapted_modules(lines, model)
-    trains_adapters = any(line.option == "method" and line.value != "full" for line in lines)
-    kept = [
-        of_functions(one, on, model, adapted) if one.key in on else _of_part(one, model, adapters=trains_adapters)
-        for one in ignored
-    ]
+    kept = [of_functions(one, on, model, adapted) if one.key in on else _of_part(one, model) for one in ignored]
     found = []
     for line in lines:
         if (less := _unmodelled(line, lines, model)) is None:
@@ -124,7 +120,7 @@ def adapted_modules(lines: Sequence[OptionLine], model: ModelSpec) -> tuple[str,
     return lora_targets(model) if said == ALL_LINEAR else tuple(str(said).split(","))
 
 
-def _of_part(one: Ignored, model: ModelSpec, *, adapters: bool) -> Ignored:
+def _of_part(one: Ignored, model: ModelSpec) -> Ignored:
     """A key of a part that this model has not, or that changes nothing of its sizes."""
     towers = model.described is not None and model.described.towers
     if one.by in SEEN and not towers:
@@ -133,10 +129,6 @@ def _of_part(one: Ignored, model: ModelSpec, *, adapters: bool) -> Ignored:
         return Ignored(one.key, one.value, f"{model.name} has no such part that is trained", "none")
     if one.key == FUSED_MLP and model.family not in FUSED_MLP_FAMILIES:
         return Ignored(one.key, one.value, f"Axolotl leaves the MLP of {model.name} as it is", "none")
-    if one.key == axolotl_model.UNFROZEN and one.memory == "less":
-        return axolotl_model.of_unfrozen(one, model, adapters=adapters)
-    if one.key == axolotl_model.ROUTERS and one.memory == "more":
-        return axolotl_model.of_routers(one, model)
     if one.key == ROUNDED and one.memory == "more" and model.vocab % 32 == 0:
         return Ignored(one.key, one.value, f"{model.name} has {model.vocab:,} rows, a multiple of 32", "none")
     return one
