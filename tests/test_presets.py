@@ -149,6 +149,7 @@ STATED = {
     "kimi-k2": "1026",
     "mistral-small-24b": "23.572",
     "moonlight-16b-a3b": "15.96",
+    "orpheus-3b": "3",
     "phi-4-mini": "3.836",
 }
 """Billions of parameters, as stated where no exact count is."""
