@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from transformers import CONFIG_MAPPING, dynamic_module_utils
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
 from executor.backends.common import TRAINER
@@ -63,15 +63,15 @@ EVERY = [
     if one[1:3] != ("fsdp2", "bf16")  # the program of pure-bf16; where a table is larger than a layer FSDP2's last
 ]  # reduction is not planned, of families that are written by hand neither
 IN_CI = Random(29).sample(EVERY, 4)
-SEEING = ("internvl", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl")
-"""Types of models that see, which are trained on text."""
+SEEING = ("internvl", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl", "voxtral")
+"""Types of models that see or hear, which are trained on text."""
 SEE = list(product(SEEING, SPLITS, ("pure-bf16",), ("none", "full")))
 SEE_IN_CI = Random(30).sample(SEE, 1)
 
 
 def default_config(kind: str) -> dict[str, Any]:
     """A type's default configuration, as a config.json says it."""
-    names = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    names = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES | MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     raw: dict[str, Any] = CONFIG_MAPPING[kind](architectures=[names[kind]]).to_dict()
     return {key: value for key, value in raw.items() if key not in ("transformers_version", "dtype")}
 

@@ -107,13 +107,13 @@ def describe(
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     )
 
     if raw.get("quantization_config") is not None:
         raise NotDescribed("its weights are quantized, and those of the model before it was are needed")
     kind = raw.get("model_type")
-    known = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or folder is not None
+    known = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES or folder is not None
     if (what := other_than_causal(raw, decodes=known)) is not None:
         raise NotDescribed(sentence(kind, what))
     if not known and "auto_map" in raw:

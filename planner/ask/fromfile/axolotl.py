@@ -152,6 +152,9 @@ def _attention(sheet: Sheet) -> None:
         if sheet.flag(key) and sheet.says("attention") is None:
             trainer.attention(sheet, code, key)
         sheet.ignore(key, OFF if chosen is None else "attn_implementation says it")
+    # xformers' operator, without which nothing is put in place (monkeypatch/llama_attn_hijack_flash.py): wheels have it
+    # up to 0.0.33, and with the torch that Axolotl asks for (2.11) only 0.0.35 installs.
+    sheet.ignore("flash_attn_fuse_mlp", "no xformers for Axolotl's torch has the operator; the MLP stays as it is")
     # utils/schemas/deprecated.py, validate_flash_attn_rms_norm
     sheet.ignore("flash_attn_rms_norm", "Axolotl no longer has it, and fails where it is on; estimated as if off")
 

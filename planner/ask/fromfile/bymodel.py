@@ -39,11 +39,6 @@ SEEN = (("image_tokens",), ("towers",))
 ROUNDED = "resize_token_embeddings_to_32x"
 """Axolotl's key of a table with a multiple of 32 rows (067b021, loaders/model.py, _resize_token_embeddings)."""
 
-FUSED_MLP = "flash_attn_fuse_mlp"
-FUSED_MLP_FAMILIES = ("llama", "llama4", "ernie4_5", "ernie4_5_moe")
-"""Axolotl's key of xformers' MLP, and the types that it knows it for (loaders/patch_manager.py,
-_apply_llama_flash_attn_patches)."""
-
 Account = tuple[list[OptionLine], tuple[Ignored, ...]]
 
 
@@ -53,7 +48,7 @@ def asks(lines: Sequence[OptionLine], ignored: Sequence[Ignored]) -> bool:
 
 
 def _means(one: Ignored) -> bool:
-    known = (ROUNDED, FUSED_MLP, *FUSED_ADAPTERS)
+    known = (ROUNDED, *FUSED_ADAPTERS)
     return bool(one.norm) or one.by in SEEN or one.key in known or axolotl_model.means(one)
 
 
@@ -127,8 +122,6 @@ def _of_part(one: Ignored, model: ModelSpec) -> Ignored:
         return Ignored(one.key, one.value, f"{model.name} reads text alone", "none")
     if one.norm and (model.family in LIGER_TYPES if model.described else one.norm != model.norm):
         return Ignored(one.key, one.value, f"{model.name} has no such part that is trained", "none")
-    if one.key == FUSED_MLP and model.family not in FUSED_MLP_FAMILIES:
-        return Ignored(one.key, one.value, f"Axolotl leaves the MLP of {model.name} as it is", "none")
     if one.key == ROUNDED and one.memory == "more" and model.vocab % 32 == 0:
         return Ignored(one.key, one.value, f"{model.name} has {model.vocab:,} rows, a multiple of 32", "none")
     return one
