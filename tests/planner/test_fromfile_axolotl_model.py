@@ -82,6 +82,20 @@ def test_ligers_keys_do_nothing_in_types_that_the_plugin_does_not_know() -> None
     assert axolotl("Qwen/Qwen3-8B", plugins=LIGER["plugins"], liger_rms_norm=True).given["liger"] == "norm"
 
 
+@pytest.mark.parametrize(
+    ("model", "bound"),
+    [
+        ("meta-llama/Llama-3.2-1B", False),
+        ("microsoft/phi-2", False),  # its norms are, and the plugin does not know it
+        ("google/gemma-3-4b-it", False),  # its tower's are, and not trained
+        ("Qwen/Qwen3.5-27B", True),
+    ],
+)
+def test_a_kernel_of_layernorms_says_nothing_of_models_without_them(model: str, bound: bool) -> None:
+    one = axolotl(model, plugins=LIGER["plugins"], liger_layer_norm=True)
+    assert bounds(one)[1] == (("liger_layer_norm",) if bound else ())
+
+
 def test_in_such_types_the_fused_loss_stays_and_the_other_goes() -> None:
     keys = {"plugins": LIGER["plugins"]}
     nemotron = "nvidia/Nemotron-H-8B-Base-8K"

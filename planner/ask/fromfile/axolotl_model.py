@@ -14,6 +14,7 @@ from planner.ask.fromfile.sheet import Ignored, OptionLine
 from planner.basics.quantities import BYTES
 from planner.inventory import layer_kinds, unit_weights
 from planner.inventory.mlp import balance_bytes
+from planner.inventory.standins import LIGER_TYPES
 from planner.spec import ModelSpec
 
 NAME = "Axolotl"
@@ -33,6 +34,7 @@ others it makes the fused loss alone."""
 OF_LIGER = "liger_"
 """How the plugin's keys begin."""
 FUSED_LOSS = "liger_fused_linear_cross_entropy"
+LAYER_NORMS = "liger_layer_norm"
 
 UNFROZEN = "unfrozen_parameters"
 """Axolotl's key of patterns, of which one must match the beginning of a weight's name, or the weight is frozen
@@ -92,6 +94,8 @@ def _of_key(one: Ignored, lines: Sequence[OptionLine], model: ModelSpec) -> Igno
     told = {line.option: line.value for line in lines}
     if one.key == UNFROZEN:
         return _unfrozen(one, model, adapters=told.get("method", "full") != "full")
+    if one.key == LAYER_NORMS and (model.family in LIGER_TYPES if model.described else model.norm != "layernorm"):
+        return Ignored(one.key, one.value, f"{model.name} has no such part that is trained", "none")
     if one.key == RESTARTS:
         return _restarts(one, told, model)
     return _routers(one, model) if one.key == ROUTERS else one

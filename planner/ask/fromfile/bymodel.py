@@ -16,7 +16,7 @@ from planner.ask.fromfile.functions import FUSED_ADAPTERS, of_functions
 from planner.ask.fromfile.sheet import Ignored, Memory, OptionLine
 from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.compute import LIGER_FAMILIES
-from planner.inventory.standins import LIGER_TYPES, has_liger
+from planner.inventory.standins import has_liger
 from planner.spec import ModelSpec
 from planner.spec.described import Described, changes_logits, numbers_of
 from planner.spec.options import ALL_LINEAR
@@ -49,7 +49,7 @@ def asks(lines: Sequence[OptionLine], ignored: Sequence[Ignored]) -> bool:
 
 def _means(one: Ignored) -> bool:
     known = (ROUNDED, *FUSED_ADAPTERS)
-    return bool(one.norm) or one.by in SEEN or one.key in known or axolotl_model.means(one)
+    return one.by in SEEN or one.key in known or axolotl_model.means(one)
 
 
 def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpec, kind: str) -> Account:
@@ -120,8 +120,6 @@ def _of_part(one: Ignored, model: ModelSpec) -> Ignored:
     towers = model.described is not None and model.described.towers
     if one.by in SEEN and not towers:
         return Ignored(one.key, one.value, f"{model.name} reads text alone", "none")
-    if one.norm and (model.family in LIGER_TYPES if model.described else one.norm != model.norm):
-        return Ignored(one.key, one.value, f"{model.name} has no such part that is trained", "none")
     if one.key == ROUNDED and one.memory == "more" and model.vocab % 32 == 0:
         return Ignored(one.key, one.value, f"{model.name} has {model.vocab:,} rows, a multiple of 32", "none")
     return one
