@@ -69,6 +69,9 @@ REFUSED: dict[str, str] = {
     "reformer": "axial_pos_shape",
     "xlm": "what it does between its layers is not the same for each",
     "zamba": "its operations are others at another length",
+    "qwen3_omni_moe": "Transformers cannot build it",
+    "voxtral_realtime": "its code fails with ValueError",
+    **dict.fromkeys(("kyutai_speech_to_text", "qwen2_5_omni"), "is no causal language model of Transformers"),
     **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), "the numbers in its tensors decide their sizes"),
 }
 """Types that are not imported, and why. A listed type that is imported fails its test."""
