@@ -142,15 +142,10 @@ def test_published_models_have_the_size_of_their_model_card(name: str, billions:
 
 
 STATED = {
-    "deepseek-llm-67b": "67",
-    "deepseek-llm-7b": "7",
-    "falcon3-10b": "10.306",
-    "falcon3-3b": "3.228",
-    "kimi-k2": "1026",
-    "mistral-small-24b": "23.572",
-    "moonlight-16b-a3b": "15.96",
+    "deepseek-llm-67b": "67", "deepseek-llm-7b": "7", "falcon3-10b": "10.306", "falcon3-3b": "3.228",
+    "kimi-k2": "1026", "mistral-small-24b": "23.572", "moonlight-16b-a3b": "15.96", "orpheus-3b": "3",
     "phi-4-mini": "3.836",
-}
+}  # fmt: skip
 """Billions of parameters, as stated where no exact count is."""
 
 

@@ -11,6 +11,8 @@ from functools import partial
 
 import msgspec
 
+from planner.basics.formula import formula
+from planner.basics.quantities import BYTES
 from planner.inventory import functions, fused, ops
 from planner.inventory.compute import Compute, ModelPass
 from planner.inventory.expertloop import walk_loop
@@ -554,3 +556,13 @@ def weighed_rows(tape: Tape, rows: Tensor, share: Tensor, wide: float = 1.0, sum
 def cleared(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
     """A copy with the masked rows zero; takes over the variable."""
     return tape.replaced(x, tape.derived(x, saved=(mask,)))
+
+
+@formula(
+    unit="bytes",
+    source="transformers 5.23.0, models/mixtral/modeling_mixtral.py, load_balancing_loss_func: each layer's softmax, "
+    "2 bytes of bf16 by the meter, 4 under autocast beside a copy of the routers' results",
+)
+def balance_bytes(layers: int, experts: int) -> int:
+    """What the loss for balance between experts keeps of one token, at most."""
+    return layers * experts * 2 * BYTES["fp32"]

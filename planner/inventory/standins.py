@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from planner.inventory.functions import MLP, OUT, QKV
 from planner.spec import ModelSpec
-from planner.spec.described import TOWER, ByteCount, Described, Step
+from planner.spec.described import CAST, TOWER, ByteCount, Described, Step
 
 ADAPTED = (QKV, OUT, MLP)
 """Linear modules that Axolotl's functions take with their adapters."""
@@ -114,13 +114,13 @@ def _norm(steps: Sequence[Step], made: list[set[int | str | None]], root: int) -
     first = root - 3
     if first < 0 or [step.op for step in steps[first : root + 2]] != ["pow", "mean", "add", "rsqrt", "mul"]:
         return None
-    wide = first > 0 and steps[first - 1].op == "_to_copy" and made[first - 1] == _reads(steps[first])
+    wide = first > 0 and steps[first - 1].op == CAST and made[first - 1] == _reads(steps[first])
     first -= wide
     inner, weights = set(range(first, root + 2)), set[int | str | None]()
     for place in range(root + 2, len(steps)):
         reads, own = _reads(steps[place]), {one for step in inner for one in made[step]}
         if (
-            steps[place].op not in ("_to_copy", "add", "mul")
+            steps[place].op not in (CAST, "add", "mul")
             or not reads
             or any(isinstance(one, int) and one not in own for one in reads)
         ):
@@ -134,7 +134,7 @@ def _norm(steps: Sequence[Step], made: list[set[int | str | None]], root: int) -
     last = max(inner)
     if wide and steps[last].new == steps[first].new:  # multiplied before it is cast back
         last += 1
-        if last == len(steps) or steps[last].op != "_to_copy" or _reads(steps[last]) != made[last - 1]:
+        if last == len(steps) or steps[last].op != CAST or _reads(steps[last]) != made[last - 1]:
             return None
         inner.add(last)
     read = _reads(steps[first])
@@ -173,7 +173,7 @@ def _turned(steps: Sequence[Step], made: list[set[int | str | None]], minus: int
     inner, whole = set(range(first, last + 1)), tuple(map(_doubled, steps[minus].new))
     if steps[last].new != whole:  # wider tables, of which the result is cast back
         reading = [place for place in range(last + 1, len(steps)) if made[last] & _reads(steps[place])]
-        if len(reading) != 1 or steps[reading[0]].op != "_to_copy" or steps[reading[0]].new != whole:
+        if len(reading) != 1 or steps[reading[0]].op != CAST or steps[reading[0]].new != whole:
             return None
         last = reading[0]
         inner.add(last)

@@ -100,8 +100,8 @@ def _plain_modules(case: Case) -> bool:
 
 def _plain_logits(case: Case) -> bool:
     """Whether the loss reads what the head gave, or nothing is done to that."""
-    described = case.model.described
-    return case.layout.loss in (None, "whole") or described is None or not changes_logits(described)
+    described, loss = case.model.described, case.layout.loss
+    return loss in (None, "whole") or described is None or not changes_logits(described, loss)
 
 
 def _numbers(case: Case) -> str:

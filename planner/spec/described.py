@@ -371,7 +371,13 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
         return any(program.loop is not None for unit in self.units.values() for program in unit.programs.values())
 
 
-def changes_logits(described: Described) -> bool:
-    """Whether a model makes other tensors of what its head gave before the loss reads them."""
+CAST = "_to_copy"
+"""torch's operation that makes a tensor in another format."""
+
+
+def changes_logits(described: Described, loss: str) -> bool:
+    """Whether a model makes other tensors of what its head gave before this loss reads them. A loss in one kernel with
+    the head computes in fp32 of itself, so a cast is none to it."""
     tails = described.units["tail"].programs.values()
-    return any(step.new for program in tails for step in program.steps[head_step(program) + 1 :])
+    after = (step for program in tails for step in program.steps[head_step(program) + 1 :])
+    return any(step.new and not (loss == "fused" and step.op == CAST) for step in after)

@@ -16,6 +16,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
 from executor.worker.imported import describe as describing
@@ -28,6 +29,10 @@ TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 SEEING = ("internvl", "llama4", "llava", "mistral3", "mllama", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
           "smolvlm")  # fmt: skip
 """Types of models that see, of which there are published configurations here; their text models are trained."""
+HEARING = tuple(
+    one for one in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES if one not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+)
+"""Types of models that hear, and do not see; their text models are trained, too."""
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 INDEXER = {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 2048,
            "indexer_compress_ratio": 16}  # fmt: skip
@@ -64,6 +69,9 @@ REFUSED: dict[str, str] = {
     "reformer": "axial_pos_shape",
     "xlm": "what it does between its layers is not the same for each",
     "zamba": "its operations are others at another length",
+    "qwen3_omni_moe": "Transformers cannot build it",
+    "voxtral_realtime": "its code fails with ValueError",
+    **dict.fromkeys(("kyutai_speech_to_text", "qwen2_5_omni"), "is no causal language model of Transformers"),
     **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), "the numbers in its tensors decide their sizes"),
 }
 """Types that are not imported, and why. A listed type that is imported fails its test."""
@@ -97,6 +105,14 @@ def test_a_type_is_imported_with_all_its_parameters_or_refused_in_one_line(
 def test_a_type_that_sees_is_imported_with_all_its_parameters(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(describing, "VARIANTS", {"mixed": describing.VARIANTS["mixed"]})
     check(kind, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[kind], {})
+
+
+@pytest.mark.parametrize("kind", [pytest.param(one, marks=pytest.mark.long) for one in HEARING])
+def test_a_type_that_hears_is_imported_with_all_its_parameters_or_refused_in_one_line(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describing, "VARIANTS", {"mixed": describing.VARIANTS["mixed"]})
+    check(kind, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[kind], REFUSED)
 
 
 def check(kind: str, architecture: str, refused: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from planner.inventory import parameters
 from planner.spec.formats import FORMATS
@@ -32,9 +32,9 @@ PLANNED = sorted(name for name, row in ROWS.items() if row["config"]["model_type
 def test_a_published_configuration_builds_the_parameters_that_were_counted(name: str) -> None:
     row = ROWS[name]
     config = AutoConfig.for_model(**row["config"])
-    sees = "vision_config" in row["config"]
+    sees = not {"vision_config", "audio_config"}.isdisjoint(row["config"])
     with torch.device("meta"):
-        model = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(config)
+        model = (AutoModelForMultimodalLM if sees else AutoModelForCausalLM).from_config(config)
 
     assert sum(weight.numel() for weight in model.parameters()) == row["built_parameters"]
 

@@ -111,10 +111,10 @@ def test_a_runtime_of_the_command_line_is_not_axolotls() -> None:
     assert less(one) == set(OWN)
 
 
-def test_parts_that_axolotl_puts_in_other_types_alone_change_nothing() -> None:
-    fused = {"flash_attn_fuse_mlp": True}
-    assert less(axolotl("stabilityai/stablelm-2-1_6b", flash_attn_rms_norm=True, **fused)) == set()
-    assert less(axolotl("meta-llama/Llama-3.2-1B", **fused)) == {"flash_attn_fuse_mlp"}
+@pytest.mark.parametrize("model", ["stabilityai/stablelm-2-1_6b", "meta-llama/Llama-3.2-1B"])
+def test_keys_of_parts_that_axolotl_puts_in_place_no_more_change_nothing(model: str) -> None:
+    assert less(axolotl(model, flash_attn_rms_norm=True, flash_attn_fuse_mlp=True)) == set()
+    assert less(axolotl(model, flash_attn_cross_entropy=True)) == {"flash_attn_cross_entropy"}
 
 
 # -- what waits on the host --------------------------------------------------------------------------------------------

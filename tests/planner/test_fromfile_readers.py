@@ -114,12 +114,6 @@ def test_adapted_modules_are_those_that_the_model_has(value: Any, targets: tuple
     assert set(question(merged("Axolotl", table).given).job.lora.targets) == set(targets)
 
 
-@pytest.mark.parametrize(("model", "bound"), [(LLAMA, ()), ("microsoft/phi-2", ("liger_layer_norm",))])
-def test_a_kernel_of_layernorms_says_nothing_of_models_without_them(model: str, bound: tuple[str, ...]) -> None:
-    table = {"base_model": model, "plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_layer_norm": True}
-    assert uncounted(merged("Axolotl", table)).less == bound
-
-
 # -- LLaMA-Factory's new trainer -----------------------------------------------------------------------------------
 
 

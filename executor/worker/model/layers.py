@@ -38,18 +38,18 @@ def decoder_config(config: Any) -> Any:
 def auto_class(config: Any) -> Any:
     """Transformers' class that builds the model of a configuration: one that sees where its type has such a form,
     unless its architecture is named as a causal language model's own."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     )
 
     kind = config.model_type
-    sees = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind)
+    sees = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.get(kind)
     alone = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
     if sees is None or (alone != sees and alone in (config.architectures or ())):
         return AutoModelForCausalLM
-    return AutoModelForImageTextToText
+    return AutoModelForMultimodalLM
 
 
 def layer_key(text: Any) -> str:

@@ -41,6 +41,9 @@ KNOWN_PLUGINS = (
 """Plugins that do nothing without keys of their own."""
 
 
+NO_KEYS = ("test_value", "context_parapllel_size")
+"""Names in its own examples that its schema does not have; pydantic drops them (067b021, utils/schemas/config.py)."""
+
 CLOUD = ("gpu", "gpu_count", "secrets")
 """Keys of a file that says where Axolotl's own launcher rents machines (067b021, cli/cloud/)."""
 
@@ -68,6 +71,9 @@ def read(sheet: Sheet) -> None:
     _context(sheet)
     _split(sheet)
     _liger(sheet)
+    if sheet.flag("use_eaft"):  # several rows are copied once more where they are shifted (monkeypatch/loss/eaft.py)
+        trainer.copying_loss(sheet, "use_eaft", beside=(sheet.says("micro_batch_size") or 1) > 1)
+    sheet.ignore("use_eaft", OFF)
     _experts(sheet)
     _precision(sheet)
     _recompute(sheet)
@@ -76,6 +82,8 @@ def read(sheet: Sheet) -> None:
     trainer.magnitudes(sheet, "peft_use_dora")
     trainer.inputs_kept(sheet, reentrant=not sheet.has("unfrozen_parameters"))
     compiled.of_trainer(sheet)
+    for key in NO_KEYS:
+        sheet.ignore(key, f"is no key of {NAME}'s, which drops it")
 
 
 def _refuse_contradictions(sheet: Sheet) -> None:
@@ -151,6 +159,9 @@ def _attention(sheet: Sheet) -> None:
         if sheet.flag(key) and sheet.says("attention") is None:
             trainer.attention(sheet, code, key)
         sheet.ignore(key, OFF if chosen is None else "attn_implementation says it")
+    # xformers' operator, without which nothing is put in place (monkeypatch/llama_attn_hijack_flash.py): wheels have it
+    # up to 0.0.33, and with the torch that Axolotl asks for (2.11) only 0.0.35 installs.
+    sheet.ignore("flash_attn_fuse_mlp", "no xformers for Axolotl's torch has the operator; the MLP stays as it is")
     # utils/schemas/deprecated.py, validate_flash_attn_rms_norm
     sheet.ignore("flash_attn_rms_norm", "Axolotl no longer has it, and fails where it is on; estimated as if off")
 

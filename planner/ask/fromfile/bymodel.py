@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from planner.ask.fromfile import targets
+from planner.ask.fromfile import axolotl_model, targets
 from planner.ask.fromfile.functions import FUSED_ADAPTERS, of_functions
 from planner.ask.fromfile.sheet import Ignored, Memory, OptionLine
 from planner.inventory import default_lora, lora_targets, savable_modules
 from planner.inventory.compute import LIGER_FAMILIES
-from planner.inventory.standins import LIGER_TYPES, has_liger
+from planner.inventory.standins import has_liger
 from planner.spec import ModelSpec
 from planner.spec.described import Described, changes_logits, numbers_of
 from planner.spec.options import ALL_LINEAR
@@ -39,11 +39,6 @@ SEEN = (("image_tokens",), ("towers",))
 ROUNDED = "resize_token_embeddings_to_32x"
 """Axolotl's key of a table with a multiple of 32 rows (067b021, loaders/model.py, _resize_token_embeddings)."""
 
-FUSED_MLP = "flash_attn_fuse_mlp"
-FUSED_MLP_FAMILIES = ("llama", "llama4", "ernie4_5", "ernie4_5_moe")
-"""Axolotl's key of xformers' MLP, and the types that it knows it for (loaders/patch_manager.py,
-_apply_llama_flash_attn_patches)."""
-
 Account = tuple[list[OptionLine], tuple[Ignored, ...]]
 
 
@@ -53,7 +48,8 @@ def asks(lines: Sequence[OptionLine], ignored: Sequence[Ignored]) -> bool:
 
 
 def _means(one: Ignored) -> bool:
-    return bool(one.norm) or one.by in SEEN or one.key in (ROUNDED, FUSED_MLP, *FUSED_ADAPTERS)
+    known = (ROUNDED, *FUSED_ADAPTERS)
+    return one.by in SEEN or one.key in known or axolotl_model.means(one)
 
 
 def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpec, kind: str) -> Account:
@@ -62,6 +58,8 @@ def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpe
         lines = [_at_length(line, model, model.described) if line.option == "seq_len" else line for line in lines]
     lines = [_targets(line, model, kind) if line.option == "lora_targets" else line for line in lines]
     lines = _saved(lines, model)
+    if kind == axolotl_model.NAME:
+        lines, ignored = axolotl_model.of_model(lines, ignored, model)
     on = [one.key for one in ignored if one.key in FUSED_ADAPTERS and one.memory == "less"]
     adapted = adapted_modules(lines, model)
     kept = [of_functions(one, on, model, adapted) if one.key in on else _of_part(one, model) for one in ignored]
@@ -122,10 +120,6 @@ def _of_part(one: Ignored, model: ModelSpec) -> Ignored:
     towers = model.described is not None and model.described.towers
     if one.by in SEEN and not towers:
         return Ignored(one.key, one.value, f"{model.name} reads text alone", "none")
-    if one.norm and (model.family in LIGER_TYPES if model.described else one.norm != model.norm):
-        return Ignored(one.key, one.value, f"{model.name} has no such part that is trained", "none")
-    if one.key == FUSED_MLP and model.family not in FUSED_MLP_FAMILIES:
-        return Ignored(one.key, one.value, f"Axolotl leaves the MLP of {model.name} as it is", "none")
     if one.key == ROUNDED and one.memory == "more" and model.vocab % 32 == 0:
         return Ignored(one.key, one.value, f"{model.name} has {model.vocab:,} rows, a multiple of 32", "none")
     return one
@@ -144,7 +138,7 @@ def _unmodelled(line: OptionLine, lines: Sequence[OptionLine], model: ModelSpec)
     if line.option == "packing" and line.value == "packed":
         masks: Memory = "same" if any(one.option == "attention" and one.value in NO_MASK for one in lines) else "more"
         return "not modelled: attention of a full row, not of each document", masks
-    if line.option == "loss" and line.value != "whole" and changes_logits(model.described):
+    if line.option == "loss" and line.value != "whole" and changes_logits(model.described, line.value):
         return f"not modelled: {model.name} changes its logits before the loss; all are estimated", "less"
     return None
 

@@ -20,7 +20,7 @@ SORTED: tuple[KeyClass, ...] = ("decides", "adds", "takes", "time")
 
 class Meaning(NamedTuple):
     """One class, with the reason. `rest` are values at which the key asks for nothing; `by` are the options that answer
-    in its place, and `fix` is the nearest way out of what decides. Models whose norms are not `norm` have none.
+    in its place, and `fix` is the nearest way out of what decides.
     """
 
     kind: KeyClass
@@ -28,7 +28,6 @@ class Meaning(NamedTuple):
     fix: str = ""
     by: tuple[str, ...] = ()
     rest: tuple[Any, ...] = ()
-    norm: str = ""
 
 
 Classes = tuple[tuple[str, Meaning], ...]
@@ -59,7 +58,6 @@ def _of_kind(kind: KeyClass, table: Mapping[str, Any]) -> list[tuple[str, Meanin
                 one.get("fix", ""),
                 tuple(one.get("by", ())),
                 tuple(one.get("rest", ())),
-                one.get("norm", ""),
             ),
         )
         for pattern, one in said.items()

@@ -11,7 +11,7 @@ from typing import Any
 
 from planner.ask.fromfile import compiled, llamafactory_mca, trainer
 from planner.ask.fromfile.sheet import HARMLESS as NO_CHANGE
-from planner.ask.fromfile.sheet import Means, Sheet
+from planner.ask.fromfile.sheet import OFF, Means, Sheet
 
 NAME = "LLaMA-Factory"
 KEYS = "llamafactory"
@@ -55,6 +55,7 @@ def read(sheet: Sheet) -> None:
     _attention(sheet)
     for key in ("enable_liger_kernel", "use_liger_kernel"):
         trainer.liger(sheet, key)
+    _loss(sheet)
     trainer.magnitudes(sheet, "use_dora")
     trainer.inputs_kept(sheet, reentrant=_reentrant(sheet))
     compiled.of_trainer(sheet)
@@ -149,6 +150,19 @@ def _precision(sheet: Sheet) -> None:
     named = next((value for key, value in words.items() if sheet.flag(key)), None)
     note = "" if named else "neither bf16 nor fp16: weights load in bf16 where the GPU has it"
     sheet.means("precision", named or "bf16", "pure_bf16", "bf16", "fp16", "fp8", note=note)
+
+
+def _loss(sheet: Sheet) -> None:
+    """Losses of its own on whole logits, of which the first that is on is taken: by the likelihood of each token, or by
+    the entropy of its 20 likeliest, of which a copy of the logits is made (ff6d4d1, train/sft/trainer.py)."""
+    on = next((key for key in ("use_dft_loss", "use_eaft_loss") if sheet.flag(key)), None)
+    if on == "use_eaft_loss":
+        narrow = sheet.says("precision") == "pure-bf16" or "deepspeed" in (sheet.says("engine") or ())
+        trainer.copying_loss(sheet, on, beside=narrow)
+    elif on is not None:
+        trainer.weighted_loss(sheet, on)
+    for key in ("use_dft_loss", "use_eaft_loss"):
+        sheet.ignore(key, OFF if on is None else f"{on} is taken")
 
 
 FLASH_ATTN = {"disabled": "eager", "false": "eager", "sdpa": "sdpa", "fa2": "flash2", "true": "flash2", "fa3": "flash3"}

@@ -64,7 +64,7 @@ def said(value: Any) -> Any:
 
 class Ignored(msgspec.Struct, frozen=True):
     """A key that sets no option, and why. `by` are the options that answer in its place, and of one that decides `fix`
-    is the nearest way out; `norm` is of models that know the key, where not all do."""
+    is the nearest way out."""
 
     key: str
     value: Any
@@ -73,7 +73,6 @@ class Ignored(msgspec.Struct, frozen=True):
     memory: Memory = "same"
     fix: str = ""
     by: tuple[str, ...] = ()
-    norm: str = ""
 
 
 class Understood(msgspec.Struct, frozen=True):
@@ -337,7 +336,7 @@ class Sheet:
                 self.decides(key, found.why, found.fix, *found.by)
             else:
                 self.unmodelled(key, found.why, MOVES[found.kind])
-                self._ignored[key] = replace(self._ignored[key], norm=found.norm, by=found.by)
+                self._ignored[key] = replace(self._ignored[key], by=found.by)
         own = self.spelt
         lines = [replace(line, keys=tuple(own.get(key, key) for key in line.keys)) for line in self._lines]
         ignored = [replace(one, key=own.get(one.key, one.key)) for one in self._ignored.values()]

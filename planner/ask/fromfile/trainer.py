@@ -111,6 +111,23 @@ def liger(sheet: Sheet, key: str) -> None:
     sheet.ignore(key, OFF)
 
 
+def weighted_loss(sheet: Sheet, key: str) -> None:
+    """A loss that weighs that of each token, on whole logits whatever else is asked; a few figures a token beside."""
+    if whole_head(sheet):
+        sheet.means("loss", "whole", key, note="each token's loss has a weight, a few bytes a token beside the logits")
+    else:
+        sheet.unmodelled(key, "another loss where ranks split the head", "more")
+
+
+def copying_loss(sheet: Sheet, key: str, *, beside: bool) -> None:
+    """A weighted loss whose forward copies the fp32 logits once, as much as backward makes again; more than is
+    estimated where others are there at the same time (`beside`)."""
+    weighted_loss(sheet, key)
+    if beside and whole_head(sheet):
+        note = "not modelled: its copy of the logits, beside those of 16 bits or shifted ones"
+        sheet.means("loss", "whole", key, note=note, memory="more")
+
+
 def gradient_buckets(sheet: Sheet) -> None:
     """DDP's bucket, in megabytes of 2^20."""
     if sheet.has("ddp_bucket_cap_mb"):
