@@ -133,10 +133,11 @@ def parts(values: Values) -> tuple[FileOfFormat, ...]:
     return (FileOfFormat(FILE, "yaml", ROWS, _fixed(values)), *more)
 
 
-def beside(values: Values) -> tuple[FileOfFormat, ...]:
-    """The same beside a recipe."""
+def beside(values: Values, *, sizes: bool = True) -> tuple[FileOfFormat, ...]:
+    """The same beside a recipe; without `sizes` of groups FSDP shards over all ranks."""
     more = (deepspeed.BESIDE,) if by_deepspeed(values) else ()
-    return (FileOfFormat(FILE, "yaml", without(ROWS, OF_THE_RECIPE), _fixed(values)), *more)
+    rows = without(ROWS, (*OF_THE_RECIPE, *(() if sizes else SIZES.values())))
+    return (FileOfFormat(FILE, "yaml", rows, _fixed(values)), *more)
 
 
 def _fixed(values: Values) -> dict[str, tuple[Any, str]]:
