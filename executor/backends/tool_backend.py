@@ -116,12 +116,15 @@ class ToolBackend:
         return exported(folder, LAUNCHER_FILE) if self._by_accelerate(plan) else {}
 
     def expected_environment(self, plan: Plan) -> dict[str, str]:
-        """The same as the plan has them; sizes of groups where the file has any."""
+        """The same as the plan has them; sizes of groups where the file has any, and states as it saves them."""
         if not self._by_accelerate(plan):
             return {}
-        sized = f"{PARALLEL}:" in self.files(plan)[LAUNCHER_FILE]
-        expected = AccelerateBackend().expected_environment(plan)
-        return {key: value for key, value in expected.items() if sized or PARALLEL.upper() not in key}
+        file, found = self.files(plan)[LAUNCHER_FILE], AccelerateBackend().expected_environment(plan)
+        if f"{PARALLEL}:" not in file:
+            found = {key: value for key, value in found.items() if PARALLEL.upper() not in key}
+        for whole, _ in accelerate.WHOLE_STATES.values():
+            found |= {"FSDP_STATE_DICT_TYPE": whole} if whole in file else {}
+        return found
 
     def _by_accelerate(self, plan: Plan) -> bool:
         """Whether Accelerate's file configures the ranks; DeepSpeed's is named by a variable, Axolotl's by its own."""

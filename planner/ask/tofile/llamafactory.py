@@ -70,7 +70,5 @@ FIXED = {
 
 
 def parts(values: Values) -> tuple[FileOfFormat, ...]:
-    """The recipe, and the launcher's files, with sizes of groups only where there is a choice: Transformers 5.5 and 5.6
-    cannot read them from Accelerate 1.11."""
-    sizes = values.get("dp_replicate", 1) > 1
-    return (FileOfFormat(FILE, "yaml", ROWS, FIXED), *accelerate.beside(values, sizes=sizes))
+    """The recipe, and the launcher's files."""
+    return (FileOfFormat(FILE, "yaml", ROWS, FIXED), *accelerate.beside(values, early=True))
