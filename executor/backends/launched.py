@@ -60,7 +60,8 @@ LAUNCHED = {
     ),
     "ddp": Launched(
         worker=f"{_ACCELERATE}:DdpEngine",
-        on_cpu={"ACCELERATE_USE_CPU": "true"},
+        # Without the second its device is cpu:0, where torch puts back no optimizer that the Trainer has saved.
+        on_cpu={"ACCELERATE_USE_CPU": "true", "ACCELERATE_TORCH_DEVICE": "cpu"},
         wrapper="DistributedDataParallel",
         shows_as=("ddp",),
         way_out="Let Accelerator() or torchrun's variables set the process group up, and wrap the model",

@@ -13,6 +13,7 @@ from executor.backends.common import read_back
 from executor.backends.launched import launched_by
 from executor.backends.tools import CONFIG, OUTPUT, TOOLS
 from planner.ask import tofile
+from planner.ask.fromfile.accelerate import PARALLEL
 from planner.ask.tofile import accelerate
 from planner.ask.tofile.fields import told
 from planner.ask.tofile.text import Line
@@ -27,8 +28,9 @@ WEIGHTS_SHARDED = 3
 """The ZeRO stage that shards weights too."""
 OF_THE_LAUNCH = ("runtime", "gpus", "nodes", "optimizer_implementation")
 """Fields that a file need not say: the launcher does, or no tool asks."""
-NOT_COMPARED = ("FSDP_CPU_RAM_EFFICIENT_LOADING",)
-"""Accelerate's way to load a model, which the trainer has otherwise and a plan does not name."""
+NOT_COMPARED = ("FSDP_CPU_RAM_EFFICIENT_LOADING", "PARALLELISM_CONFIG_SP_SIZE")
+"""Accelerate's way to load a model, which the trainer has otherwise and a plan does not name; and a size that is 1 in
+all of these plans, and that Accelerate 1.11, which LLaMA-Factory 0.9.5 pins, does not know."""
 
 RULES = (
     Rule(
@@ -102,7 +104,7 @@ class ToolBackend:
         if "error" in found:
             return [f"{LAUNCHER_FILE}: Accelerate cannot read it: {found['error']}"]
         effective = found["environment"]
-        expected = AccelerateBackend().expected_environment(plan)
+        expected = self.expected_environment(plan)
         return [
             f"{LAUNCHER_FILE}: {key} is {effective.get(key, 'unset')}, the plan says {value}"
             for key, value in expected.items()
@@ -114,8 +116,15 @@ class ToolBackend:
         return exported(folder, LAUNCHER_FILE) if self._by_accelerate(plan) else {}
 
     def expected_environment(self, plan: Plan) -> dict[str, str]:
-        """The same as the plan has them."""
-        return AccelerateBackend().expected_environment(plan) if self._by_accelerate(plan) else {}
+        """The same as the plan has them; sizes of groups where the file has any, and states as it saves them."""
+        if not self._by_accelerate(plan):
+            return {}
+        file, found = self.files(plan)[LAUNCHER_FILE], AccelerateBackend().expected_environment(plan)
+        if f"{PARALLEL}:" not in file:
+            found = {key: value for key, value in found.items() if PARALLEL.upper() not in key}
+        for whole, _ in accelerate.WHOLE_STATES.values():
+            found |= {"FSDP_STATE_DICT_TYPE": whole} if whole in file else {}
+        return found
 
     def _by_accelerate(self, plan: Plan) -> bool:
         """Whether Accelerate's file configures the ranks; DeepSpeed's is named by a variable, Axolotl's by its own."""

@@ -133,10 +133,19 @@ def parts(values: Values) -> tuple[FileOfFormat, ...]:
     return (FileOfFormat(FILE, "yaml", ROWS, _fixed(values)), *more)
 
 
-def beside(values: Values) -> tuple[FileOfFormat, ...]:
-    """The same beside a recipe."""
+def beside(values: Values, *, early: bool = False) -> tuple[FileOfFormat, ...]:
+    """The same beside a recipe. Of `early` releases, such as 1.11, FSDP2's states have to be whole, since sharded ones
+    are not loaded again; and Transformers 5.5 and 5.6 cannot read sizes of groups from them, so that these stand only
+    where there is a choice."""
     more = (deepspeed.BESIDE,) if by_deepspeed(values) else ()
-    return (FileOfFormat(FILE, "yaml", without(ROWS, OF_THE_RECIPE), _fixed(values)), *more)
+    sizes = SIZES.values() if early and values.get("dp_replicate", 1) == 1 else ()
+    fixed = _fixed(values) | (WHOLE_STATES if early and sharded(values) else {})
+    return (FileOfFormat(FILE, "yaml", without(ROWS, (*OF_THE_RECIPE, *sizes)), fixed), *more)
+
+
+WHOLE_STATES: dict[str, tuple[Any, str]] = {
+    "fsdp_config.fsdp_state_dict_type": ("FULL_STATE_DICT", "Accelerate 1.11 loads no sharded optimizer again")
+}
 
 
 def _fixed(values: Values) -> dict[str, tuple[Any, str]]:

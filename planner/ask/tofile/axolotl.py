@@ -27,7 +27,7 @@ PRECISION: dict[str, Entries] = {
     "fp32": OFF,
     "pure-bf16": OFF | {"bfloat16": True},
 }
-SIZES = ("dp_replicate", "dp_shard", "tp")
+SIZES = ("dp_replicate", "dp_shard")
 
 
 def _precision(value: Any, values: Values) -> Entries | None:
@@ -41,6 +41,11 @@ def _engine(value: Any, values: Values) -> Entries:
     if accelerate.by_deepspeed(values):
         return {"deepspeed": deepspeed.FILE}
     return {"fsdp_version": 2} if accelerate.sharded(values) else {}
+
+
+def _tensor(value: Any, values: Values) -> Entries | None:
+    """Its tensor parallelism refuses a model with one table at both ends."""
+    return None if values["spec"].tied else {"tensor_parallel_size": value}
 
 
 def _adapter(value: Any, values: Values) -> Entries:
@@ -68,7 +73,10 @@ def _gpus(value: Any, values: Values) -> Entries | None:
     return {"dp_shard_size": values["dp_shard"]} if accelerate.sharded(values) else None
 
 
-def _liger(value: Any, values: Values) -> Entries:
+def _liger(value: Any, values: Values) -> Entries | None:
+    """Its norms do not go with tensor parallelism."""
+    if "norm" in value and values.get("tp", 1) > 1:
+        return None
     on = {key: True for part, key in axolotl.LIGER_KEYS.items() if part in value}
     return {"plugins": [LIGER]} | on if on else {}
 
@@ -78,6 +86,13 @@ def _loss(value: Any, values: Values) -> Entries | None:
     return {} if value == "whole" else None if key is None else {"plugins": [LIGER], key: True}
 
 
+def _optimizer(value: Any, values: Values) -> Entries | None:
+    """Its Muon does not go with DeepSpeed."""
+    by_deepspeed = value == "muon" and accelerate.by_deepspeed(values)
+    return None if by_deepspeed else OPTIMIZER["optimizer"].write(value, values)
+
+
+OPTIMIZER = trainer.optimizer_rows("optimizer", {"muon": "muon", "adamw-fp8-torchao": "ao_adamw_fp8"})
 KEYS = keys_of(axolotl.PLAIN, "model", "global_batch_size")
 ROWS: dict[str, FieldKeys] = {
     "model": named("base_model"),
@@ -85,6 +100,7 @@ ROWS: dict[str, FieldKeys] = {
     "gpus": FieldKeys(("dp_shard_size",), _gpus),
     **{option: accelerate.of_shards(row) if option in SIZES else row for option, row in KEYS.items() if option != "ep"},
     **trainer.BETA2,
+    "tp": accelerate.of_shards(FieldKeys(("tensor_parallel_size",), _tensor)),
     "grad_accum": trainer.BATCHES["grad_accum"],
     "method": FieldKeys(("adapter", *FUSED_ADAPTERS), _adapter, ("full", "lora", "qlora")),
     **trainer.base_rows(BITS, {}, {}),
@@ -92,7 +108,8 @@ ROWS: dict[str, FieldKeys] = {
     **trainer.adapter_rows("lora_r", "lora_alpha", "lora_target_modules", "lora_modules_to_save", "peft_use_dora"),
     "lora_upcast": words("peft_autocast_adapter_dtype", {True: True, False: False}),
     "precision": FieldKeys(("bf16", "fp16", "bfloat16"), _precision, tuple(PRECISION)),
-    **trainer.optimizer_rows("optimizer", {"muon": "muon", "adamw-fp8-torchao": "ao_adamw_fp8"}),
+    **OPTIMIZER,
+    "optimizer": FieldKeys(("optimizer",), _optimizer, OPTIMIZER["optimizer"].words),
     "packing": words("sample_packing", {"padded": False, "packed": True}),
     "recompute": FieldKeys(("gradient_checkpointing",), _recompute, ("none", "full")),
     "offload_activations": FieldKeys(("activation_offloading",), _away),

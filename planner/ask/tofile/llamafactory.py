@@ -27,7 +27,10 @@ from planner.ask.tofile.table import (
 
 NAME = "LLaMA-Factory"
 FILE = "llamafactory.yaml"
-ENGINES = accelerate.ENGINES
+ENGINES = ("single", "ddp", "fsdp2", "deepspeed", "deepspeed-autotp")
+"""Those that 0.9.5 trains in: no model is loaded in a tensor plan, and Accelerate 1.11, its pin, has no Ulysses."""
+WEIGHTS_SHARDED = 3
+"""The ZeRO stage that shards weights too."""
 PRECISION: dict[str, Entries] = {
     "bf16": {"bf16": True},
     "fp16": {"fp16": True},
@@ -37,8 +40,9 @@ BITS: dict[str, Entries] = {"nf4": {"quantization_bit": 4}, "int8": {"quantizati
 
 
 def _precision(value: Any, values: Values) -> Entries | None:
-    """Adapters have no pure_bf16."""
-    return PRECISION.get(value) if values["method"] == "full" or value != "pure-bf16" else None
+    """Adapters have no pure_bf16, and DeepSpeed's stage 3 refuses it."""
+    third = accelerate.by_deepspeed(values) and values.get("zero_stage") == WEIGHTS_SHARDED
+    return None if value == "pure-bf16" and (third or values["method"] != "full") else PRECISION.get(value)
 
 
 ROWS: dict[str, FieldKeys] = {
@@ -67,4 +71,4 @@ FIXED = {
 
 def parts(values: Values) -> tuple[FileOfFormat, ...]:
     """The recipe, and the launcher's files."""
-    return (FileOfFormat(FILE, "yaml", ROWS, FIXED), *accelerate.beside(values))
+    return (FileOfFormat(FILE, "yaml", ROWS, FIXED), *accelerate.beside(values, early=True))

@@ -10,6 +10,6 @@ if "RANK" in os.environ and {"executor.worker.train", "executor.worker.tool"} & 
     from tests.cluster import hanging
 
     if "executor.worker.tool" in sys.orig_argv:
-        hanging.in_a_tool(Path.cwd())
+        hanging.in_a_tool(Path(sys.orig_argv[sys.orig_argv.index("executor.worker.tool") + 1]).absolute())
     else:
         hanging.run(sys.argv[1:])
