@@ -7,7 +7,7 @@
 #   make environments  Axolotl and LLaMA-Factory, each in .venvs/ of its own, for tests of make long (4.4 GB)
 #   make check     lint, format, types, import contracts
 #   make format    reformat the code  make docs    rewrite what is generated in docs/ and README.md
-#   make site      docs/ and README.md as a site in site/, without a network
+#   make site      docs/ and README.md as a site in site/, with the page that answers in a browser
 #   make bench     timings, for information           make accuracy  predictions against published measurements
 #   make layouts   the layouts of make test-cluster again, and the table of docs/accuracy.md made of them
 #   make predictions   the planner's side of these tables again, where only the planner changed
