@@ -2,7 +2,7 @@
 rank starts it, what its file says of a run beside the plan, and what it lacks.
 
 Sources: TRL 1.14.2 (trl/scripts/sft.py), Axolotl 0.18.0 (067b021, src/axolotl/cli/train.py; its `accelerate launch -m
-axolotl.cli.train FILE` starts the same), LLaMA-Factory 0.9.6 (ff6d4d1, src/llamafactory/launcher.py: `llamafactory-cli
+axolotl.cli.train FILE` starts the same), LLaMA-Factory 0.9.5 (src/llamafactory/launcher.py: `llamafactory-cli
 train` starts torchrun, which starts that module once a rank). Not here: their files of a plan
 (tool_backend.py), or running one (executor/worker/tool.py).
 """
