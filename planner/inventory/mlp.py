@@ -331,7 +331,7 @@ def _experts(run: ModelPass, x: Tensor, chosen: Tensor, moe: Moe, weights: dict[
     stack = _unpacked_stack(tape, weights["gate_up"], compute)
     added = _bias_rows(tape, biases.get("gate_up"), compute, expert)
     fused = _grouped(tape, sent, weights["gate_up"], added, compute, expert, (*counts[1:], *stack))
-    variables = [*stack] if early else [sent, *stack]
+    variables = [*stack, *(() if early else (sent,))]
     if early:
         tape.drop(sent)
     if moe.bias and not early:

@@ -236,8 +236,8 @@ OFFERED: tuple[Rule, ...] = (
     Rule(
         name="packed experts one after the other",
         field="quantize_experts",
-        holds=lambda case: not (case.packs_experts and case.loops_experts),
-        sentence=lambda case: "experts in 4 bits are planned where Transformers 5 multiplies them as one group",
+        holds=lambda case: not case.packs_experts or (_base(case) == "nf4" and not case.loops_experts),
+        sentence=lambda case: "experts in 4 bits are planned in nf4, where Transformers 5 multiplies them as one group",
         fix=lambda case: "Leave it out, or use experts=grouped",
     ),
     Rule(

@@ -110,7 +110,7 @@ def test_real_codes_and_scales_take_what_is_counted() -> None:
         ({"runtime": "deepspeed-zero", "zero_stage": "3", "dp_shard": "8"}, ("quantize_experts", "uint8")),
         ({"runtime": "pytorch-fsdp1", "dp_shard": "8"}, ("quantize_experts", "as one group")),
         ({"runtime": "pytorch-fsdp1", "dp_shard": "8", "experts": "grouped"}, ("quantize_experts", "uint8")),
-        ({"experts": "loop", "gpus": "1"}, ("experts in 4 bits", "as one group")),
+        ({"experts": "loop", "gpus": "1"}, ("experts in 4 bits are planned in nf4", "as one group")),
         ({"quantization": "gptq"}, ("quantize_experts", "nf4", "gptq")),
         ({"method": "lora"}, ("quantize_experts", "qlora")),
     ],
