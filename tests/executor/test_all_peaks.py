@@ -53,7 +53,7 @@ foreach_reduce of torch 2.13 keeps a unit's last whole gradient (its loop variab
 SEED = int(os.environ.get("SEED", "9"))
 EVERY = [
     *((kind, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]) for kind in TYPES if kind not in REFUSED),
-    *((kind, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[kind]) for kind in SEEING),
+    *((kind, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[kind]) for kind in (*SEEING, "voxtral")),
 ]
 IN_CI = Random(33).sample([one for one in EVERY if not HYBRID.search(one[0]) and one[0] not in SEEING], 2)
 
