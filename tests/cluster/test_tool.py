@@ -78,12 +78,12 @@ def resumed(hosts: TestHosts, folder: Path, befalls: dict[str, str]) -> tuple[in
     )  # fmt: skip
 
 
-def assert_measured(folder: Path, plan: Plan) -> None:
+def assert_measured(folder: Path, plan: Plan, tool: str = "trl") -> None:
     """World and engine are the plan's, and the peak and the bytes of collectives as predicted: within half a percent,
     for ZeRO pads the two groups of weights that the Trainer makes of one."""
     mesh = rundir.read_mesh(folder)
     assert [(seen["world_size"], seen["stepped"], seen["script"]) for seen in mesh.values()] == [
-        (plan.layout.world_size, True, "trl")
+        (plan.layout.world_size, True, tool)
     ] * plan.layout.world_size
     report = reports.build(folder)
     for line in (*report.traffic.lines, report.traffic.payload):

@@ -53,7 +53,7 @@ def test_a_drawn_plan_is_trained_and_measured(name: str, method: str, tmp_path: 
         (plan.layout.world_size, "llamafactory")
     }
     if name in AS_PLANNED:
-        assert_measured(folder, plan)
+        assert_measured(folder, plan, "llamafactory")
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])

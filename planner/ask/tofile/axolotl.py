@@ -87,9 +87,11 @@ def _loss(value: Any, values: Values) -> Entries | None:
 
 
 def _optimizer(value: Any, values: Values) -> Entries | None:
-    """Its Muon does not go with DeepSpeed."""
-    by_deepspeed = value == "muon" and accelerate.by_deepspeed(values)
-    return None if by_deepspeed else OPTIMIZER["optimizer"].write(value, values)
+    """Its Muon does not go with DeepSpeed, nor bitsandbytes' AdamW of 8 bits with FSDP2."""
+    no_muon = value == "muon" and accelerate.by_deepspeed(values)
+    paged = values.get("paged_states") and values.get("tp", 1) == 1
+    no_bits = value == "adamw-8bit" and accelerate.sharded(values) and not paged
+    return None if no_muon or no_bits else OPTIMIZER["optimizer"].write(value, values)
 
 
 OPTIMIZER = trainer.optimizer_rows("optimizer", {"muon": "muon", "adamw-fp8-torchao": "ao_adamw_fp8"})
