@@ -97,7 +97,7 @@ def moments_of(case: Case) -> Iterator[tuple[str, Held, Moment | None]]:
     """(phase, what the engine holds by term, where in the model code) at every moment that may be the fullest."""
     engine = engine_of(case.layout.engine)
     for phase, held in held_outside(case):
-        yield phase, held, None
+        yield phase, _with_buffers(case, held), None
     holder = engine.holder(case)
     walked = walk(case.walked_model, engine.compute(case), case.walked_stage)
     moments = (*walked.moments, *_reducing(case, walked))
@@ -108,7 +108,15 @@ def moments_of(case: Case) -> Iterator[tuple[str, Held, Moment | None]]:
             moment = _beside(one, walked, others) if others else one
             if case.layout.offload_activations:
                 moment = on_device(case, moment, walked, others)
-            yield moment.phase + (".next" if later else ""), holder(moment, after_backward), moment
+            yield moment.phase + (".next" if later else ""), _with_buffers(case, holder(moment, after_backward)), moment
+
+
+def _with_buffers(case: Case, held: Held) -> Held:
+    """What the engine holds, and the buffers of an imported model's modules."""
+    if case.model.described is None or not case.model.described.buffers:
+        return held
+    buffers = sum(case.repeats(unit) * size for unit, size in case.model.described.buffers)
+    return {**held, "temporaries": held.get("temporaries", 0.0) + buffers}
 
 
 def _reducing(case: Case, walked: Walk) -> list[Moment]:

@@ -221,14 +221,15 @@ class DescribedWeight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 class DescribedUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Weights, and programs by variant: those in which the model's own code runs, and of layers with experts those with
-    APART after them. `attention` is fused, of `scores` two
-    products make each pair's score and weigh the values."""
+    APART after them. `attention` is fused, of `scores` two products make each pair's score and weigh the values.
+    `buffers` are bytes of what its modules register beside weights, of which every rank has all."""
 
     weights: tuple[DescribedWeight, ...]
     programs: dict[str, Program]
     attention: tuple[Attend, ...] = ()
     products: tuple[OtherProduct, ...] = ()
     scores: tuple[Attend, ...] = ()
+    buffers: int = 0
 
 
 Linear = tuple[float, float]
@@ -354,6 +355,11 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
         """The model's `runs`, or those of a description without them, by its number of layers."""
         dense = (("dense", self.dense_layers), ("layer", layers - self.dense_layers))
         return self.runs or tuple(run for run in dense if run[1])
+
+    @cached_property
+    def buffers(self) -> tuple[tuple[str, int], ...]:
+        """(unit, bytes of its buffers) where there are any."""
+        return tuple((name, unit.buffers) for name, unit in self.units.items() if unit.buffers)
 
     @cached_property
     def idle_layers(self) -> int:

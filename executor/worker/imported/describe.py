@@ -78,11 +78,9 @@ LISTED = ("layer_types", "layers_block_type", "block_types")
 MOST_LAYERS = 2000
 MOST_KINDS = 8
 """Kinds of layers that a description may have."""
-Made = TypeVar("Made")
-
-
 NUMBERED = re.compile("^_|training|idx|index|_id$|^layer_number$|^seed$")
 """Settings of modules that say which layer it is."""
+Made = TypeVar("Made")
 
 
 def config_of(raw: dict[str, Any], folder: Path | None = None) -> Any:
@@ -181,6 +179,7 @@ def describe(
             attention=first.products[unit].attention,
             products=first.products[unit].others,
             scores=first.products[unit].scores,
+            buffers=_buffers_of(whole, path, places)[unit],
         )
         for unit in programs
     }
@@ -534,6 +533,14 @@ def is_tied(model: Any) -> bool:
     """Whether the head's weight is the token table."""
     head = model.get_output_embeddings()
     return head is not None and head.weight is model.get_input_embeddings().weight
+
+
+def _buffers_of(model: Any, path: str, places: Mapping[str, int]) -> dict[str, int]:
+    """Bytes of the buffers of each unit: of a layer of each kind, and as the tail's of everything beside the layers."""
+    sizes = [(name, one.nbytes) for name, one in model.named_buffers()]
+    starts = {"": "", "all": f"{path}."} | {unit: f"{path}.{index}." for unit, index in places.items()}
+    found = {unit: sum(size for name, size in sizes if name.startswith(start)) for unit, start in starts.items()}
+    return {"embed": 0, "tail": found.pop("") - found.pop("all")} | found
 
 
 def weights_of(model: Any, names: dict[str, str]) -> tuple[DescribedWeight, ...]:
