@@ -30,10 +30,11 @@ def memory_svg(memory: MemoryLanes, before: MemoryLanes | None = None) -> bytes:
     low, high = memory.low_bytes, memory.high_bytes
     was = () if before is None else (msgspec.structs.replace(before.card, name="before"),)
     full = SPARE * max(memory.capacity_bytes or 0.0, high or 0.0, *(lane.end for lane in (*memory.lanes, *was)))
-    y = _lanes(canvas, (*memory.lanes, *was), full, format_bytes, MARGIN)
+    y = _lanes(canvas, memory.lanes, full, format_bytes, MARGIN)
     if low is not None and high is not None:
         y = _band(canvas, low, high, full, y)
-    return canvas.finished(_foot(canvas, memory.lanes, memory.capacity_bytes, full, y))
+    y = _lanes(canvas, was, full, format_bytes, y)
+    return canvas.finished(_foot(canvas, (*memory.lanes, *was), memory.capacity_bytes, full, y))
 
 
 def memory_difference_svg(found: Difference) -> bytes:
