@@ -72,7 +72,7 @@ def test_what_a_person_adds_is_masked_whatever_its_name_but_the_launchers_own_ch
     ("engine", "on_cpu"),
     [
         ("single", {"ACCELERATE_USE_CPU": "true"}),
-        ("ddp", {"ACCELERATE_USE_CPU": "true"}),
+        ("ddp", {"ACCELERATE_USE_CPU": "true", "ACCELERATE_TORCH_DEVICE": "cpu"}),
         ("fsdp2", {"ACCELERATE_TORCH_DEVICE": "cpu"}),
         ("transformers-tp", {"CUDA_VISIBLE_DEVICES": ""}),
         ("deepspeed-pipeline", {"DS_ACCELERATOR": "cpu"}),

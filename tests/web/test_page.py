@@ -52,7 +52,6 @@ QUESTIONS: list[dict[str, Any]] = [
     {"do": "config", "text": json.dumps(CONFIG), "given": {"gpus": "2"}},
     {"do": "config", "text": "{", "given": {"gpus": "2"}},
     {"do": "tour", "stop": 0}, {"do": "tour", "stop": 3}, {"do": "tour", "stop": 9},
-    {"do": "choices"},
 ]  # fmt: skip
 SEARCHES: list[dict[str, str]] = [
     {"model": "8b", "gpus": "8"},

@@ -121,14 +121,14 @@ def _params(linear: Any, weight: torch.Tensor) -> Any:
 
 
 def _linears(model: Any) -> Iterator[tuple[nn.Module, str]]:
-    """(parent, name in it) of every linear module of every layer, as Transformers chooses them (5.23.0,
-    integrations/bitsandbytes.py, replace_with_bnb_linear): none of a class of its own, such as Llama 4's router."""
+    """(parent, name in it) of every linear module of every layer, but routers that are linear modules of a class of
+    their own, such as Llama 4's, which Transformers leaves whole (5.23.0, integrations/bitsandbytes.py)."""
     from transformers.pytorch_utils import Conv1D
 
     for layer in layers_of(model):
         for module in layer.modules():
             for name, child in module.named_children():
-                if isinstance(child, Conv1D) or type(child) is nn.Linear:
+                if isinstance(child, (nn.Linear, Conv1D)) and not type(child).__name__.endswith("Router"):
                     yield module, name
 
 
