@@ -536,7 +536,7 @@ def is_tied(model: Any) -> bool:
 
 
 def _buffers_of(model: Any, path: str, places: Mapping[str, int]) -> dict[str, int]:
-    """Bytes of buffers of 4 kB or more (rotary frequencies are less): in a layer of each kind, and beside all layers."""
+    """Bytes of buffers of 4 kB or more (rotary frequencies are less) of a layer of each kind, and beside all layers."""
     sizes = [(name, one.nbytes) for name, one in model.named_buffers() if one.nbytes >= 4096]
     starts = {"": "", "all": f"{path}."} | {unit: f"{path}.{index}." for unit, index in places.items()}
     found = {unit: sum(size for name, size in sizes if name.startswith(start)) for unit, start in starts.items()}
