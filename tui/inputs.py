@@ -17,7 +17,7 @@ import msgspec
 
 from planner.basics.errors import PlannerError, did_you_mean
 from planner.cli import explore, question_params
-from planner.spec.options import OPTIONS
+from planner.spec.options import OPTIONS, words_of
 
 FIELDS = (
     ("model", "gpus", "method"),
@@ -96,12 +96,8 @@ def typed(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def option_words(name: str, value: Any) -> list[str]:
-    """One option as words of a command line."""
-    param = params()[name]
-    if param.is_flag:
-        return [param.opts[0]] if value else [*param.secondary_opts[:1]]
-    values = value if isinstance(value, (list, tuple)) and param.multiple else [value]
-    return [word for one in values for word in (param.opts[0], str(one))]
+    """One option of the question, or one of the command's own flags, as words of a command line."""
+    return words_of(name, value) if name in OPTIONS else params()[name].opts[:1] if value else []
 
 
 def words(texts: Typed) -> list[str]:

@@ -21,8 +21,8 @@ from planner.decide.recommendation import engines_within, recommend
 from planner.spec import presets
 from planner.spec.options import OPTIONS
 from planner.studies.dial import AXES, MICRO, asked_options, command_words, turned
-from planner.views.face import answered, face_of
-from planner.views.library import checked
+from planner.views.face import face_of, shown_of
+from planner.views.library import checked, estimate
 from planner.views.tour import STOPS
 
 MOST_LAYOUTS = 10_000
@@ -40,7 +40,7 @@ class Page:
 
     def ask(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Show the best layout of a question, or the one layout it names."""
-        return self._show(answered(given), given)
+        return self._show(estimate(**given), given)
 
     def turn(self, name: str, *, up: bool, held: bool) -> dict[str, Any]:
         """Turn the dial once."""
@@ -56,7 +56,7 @@ class Page:
         if not 0 <= place < len(STOPS):
             raise PlannerError("stop", place, f"is none of the tour's {len(STOPS)}", "Give one from 0 on")
         stop = STOPS[place]
-        self.shown = answered(STOPS[place - 1].given).estimates[0] if place else None
+        self.shown = shown_of(estimate(**STOPS[place - 1].given)) if place else None
         said = {"stop": place, "title": f"{place + 1} of {len(STOPS)}: {stop.title}", "does": stop.does}
         return self.ask(stop.given) | said
 
@@ -76,7 +76,7 @@ class Page:
 
     def _show(self, found: Answer, given: Mapping[str, Any]) -> dict[str, Any]:
         face = face_of(found, given, self.shown)
-        self.shown, self.given = found.best or found.estimates[0], face.given
+        self.shown, self.given = shown_of(found), face.given
         return msgspec.to_builtins(face)
 
 

@@ -3,7 +3,6 @@
 const at = (id) => document.getElementById(id);
 const FIELDS = ["model", "gpus", "cluster", "runtime", "seq_len", "global_batch_size"];
 const AXES = ["tp", "pp", "cp", "ep", "dp_shard", "dp_replicate", "micro_batch_size"];
-const EXACT = [...AXES, "zero_stage", "grad_accum", "sequence_parallel", "recompute", "virtual_stages"];
 
 let worker, number = 0, waiting = new Map(), shown = null, busy = false;
 
@@ -114,7 +113,14 @@ function dial() {
 function listen() {
   at("question").onsubmit = (event) => { event.preventDefault(); put({ do: "ask", given: typed() }); };
   at("best").onclick = () => put({ do: "best", given: typed() });
-  at("stop").onclick = () => { worker.terminate(); waiting.clear(); busy = false; document.body.classList.remove("busy"); start(); say("Stopped."); };
+  at("stop").onclick = () => {
+    if (!busy) return;
+    worker.terminate();
+    waiting.clear();
+    busy = false;
+    start();
+    put({ do: "ask", given: shown.given }, false);  // a new worker knows no layout to turn
+  };
   at("config").onchange = async ({ target: { files } }) => {
     if (files.length) put({ do: "config", text: await files[0].text(), given: typed() });
   };

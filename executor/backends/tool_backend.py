@@ -15,6 +15,7 @@ from executor.backends.tools import CONFIG, OUTPUT, TOOLS
 from planner.ask import tofile
 from planner.ask.fromfile.accelerate import PARALLEL
 from planner.ask.tofile import accelerate
+from planner.ask.tofile.deepspeed import WEIGHTS_SHARDED
 from planner.ask.tofile.fields import told
 from planner.ask.tofile.text import Line
 from planner.basics.errors import PlannerError
@@ -24,8 +25,6 @@ from planner.spec.plan import Plan
 LAUNCHER_FILE = f"{CONFIG}/accelerate.yaml"
 ENGINES = ("single", "ddp", "fsdp2", "deepspeed")
 """Those under which the tools' data and checkpoints were tried: one copy of the data a rank."""
-WEIGHTS_SHARDED = 3
-"""The ZeRO stage that shards weights too."""
 OF_THE_LAUNCH = ("runtime", "gpus", "nodes", "optimizer_implementation")
 """Fields that a file need not say: the launcher does, or no tool asks."""
 NOT_COMPARED = ("FSDP_CPU_RAM_EFFICIENT_LOADING", "PARALLELISM_CONFIG_SP_SIZE")

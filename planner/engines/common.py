@@ -20,7 +20,6 @@ from planner.inventory.narrow import (
     gptq_element_bytes,
     int8_element_bytes,
     is_layer_linear,
-    is_stack,
     nf4_state_bytes,
 )
 from planner.parallelism import context, expert, pipeline, tensor
@@ -207,8 +206,8 @@ def _widened_bytes(case: Case, weight: Weight, shards: Callable[[Weight], Number
 
 def packed(case: Case, weight: Weight) -> bool:
     """Whether the weight is held in 4 bits, or by LLM.int8 in 8."""
-    stacked = case.packs_experts and is_stack(weight)
-    return stacked or (case.job.base_quantization is not None and is_layer_linear(weight, case.parts))
+    is_quantized = case.job.base_quantization is not None
+    return is_quantized and is_layer_linear(weight, case.parts, stacks=case.packs_experts)
 
 
 def packed_shard_bytes(weight: Weight, shards: Number, quantization: Quantization) -> Number:

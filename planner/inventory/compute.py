@@ -15,7 +15,7 @@ from planner.basics.errors import PlannerError
 from planner.inventory import functions, fused, ops
 from planner.inventory.devices import mask_bytes
 from planner.inventory.lora import added_in_place, with_adapter
-from planner.inventory.narrow import NF4, RECIPES, Narrow, copies, input_bytes, is_layer_linear, is_stack
+from planner.inventory.narrow import NF4, RECIPES, Narrow, copies, input_bytes, is_layer_linear
 from planner.inventory.packaged import PROJECTIONS, Adapters, adapters_of
 from planner.inventory.tape import LOGITS, TEMPORARIES, Tape, Tensor
 from planner.inventory.tensors import NOTHING, Size, Weight
@@ -283,8 +283,7 @@ class Compute(msgspec.Struct, frozen=True, cache_hash=True):
     def trained(self, weight: Weight) -> Weight:
         """The weight as the method has it: LoRA freezes everything but adapters and what is trained whole beside them
         (of which forward takes the trained copy), QLoRA packs the layers' matrices."""
-        stacked = self.packs_experts and is_stack(weight)
-        if stacked or (self.layer_form != "plain" and is_layer_linear(weight, self.kernels)):
+        if self.layer_form != "plain" and is_layer_linear(weight, self.kernels, stacks=self.packs_experts):
             weight = msgspec.structs.replace(weight, form=self.layer_form)
         if self.lora is None or weight.adapter or weight.name.removesuffix(".bias") in self.lora.modules_to_save:
             return weight

@@ -7,7 +7,7 @@ planner/basics/quantities.py), or what a layout has to obey (planner/parallelism
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -302,6 +302,17 @@ OF_AXIS = {option.name: option.axis for option in TABLE if option.axis}
 def reads(engine: str, name: str) -> bool:
     """Whether an engine reads a field of the layout: one that no engine has for itself, or its own family's switch."""
     return engine.startswith(ENGINE_SWITCHES.get(name, ""))
+
+
+def words_of(name: str, value: Any) -> list[str]:
+    """An option as words of a command line: names with commas, folders one by one."""
+    option = OPTIONS[name]
+    if option.kind in ("flag", "switch"):
+        no = [f"--no-{option.flag[2:]}"] if option.kind == "switch" else []
+        return [option.flag] if value in (True, "true") else no
+    if option.kind == "folders":
+        return [word for one in value for word in (option.flag, str(one))]
+    return [option.flag, ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)]
 
 
 def of_part(part: str) -> tuple[Option, ...]:

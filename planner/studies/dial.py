@@ -17,10 +17,10 @@ import msgspec
 from planner.ask.question import GROUP_AXES
 from planner.basics.errors import PlannerError
 from planner.decide.answers import Estimate
-from planner.parallelism.rule import as_option
+from planner.parallelism.rules import divisors
 from planner.spec import Layout, TrainingJob
 from planner.spec.engines import ENGINES
-from planner.spec.options import OPTIONS
+from planner.spec.options import OPTIONS, words_of
 
 DATA = ("dp_shard", "dp_replicate")
 AXES = ("tp", "pp", "cp", "ep", *DATA)
@@ -59,10 +59,9 @@ def _against(layout: Layout, name: str, *, up: bool) -> str:
 
 
 def _least_factor(size: int, axis: str, value: int) -> int:
-    for factor in range(2, size + 1):
-        if size % factor == 0:
-            return factor
-    raise PlannerError(axis, value, f"has no factor to move: {axis} is {size}", "Turn another axis first")
+    if size == 1:
+        raise PlannerError(axis, value, f"has no factor to move: {axis} is {size}", "Turn another axis first")
+    return divisors(size)[1]
 
 
 def _with_micro(layout: Layout, *, up: bool, held: bool) -> Layout:
@@ -122,11 +121,4 @@ def layout_options(layout: Layout, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def command_words(options: Mapping[str, Any]) -> list[str]:
     """Options as words of a command line."""
-    found: list[str] = []
-    for name, value in options.items():
-        option = OPTIONS[name]
-        if option.kind in ("flag", "switch"):
-            found.append(option.flag if value in (True, "true") else f"--no-{option.flag[2:]}")
-        else:
-            found += [option.flag, as_option(value) if isinstance(value, tuple) else str(value)]
-    return found
+    return [word for name, value in options.items() for word in words_of(name, value)]

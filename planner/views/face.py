@@ -11,25 +11,20 @@ from typing import Any
 
 import msgspec
 
-from planner.ask import options
 from planner.basics.quantities import format_bytes
 from planner.basics.quoting import for_shell
-from planner.decide import strategies
 from planner.decide.answers import Answer, Estimate
 from planner.decide.planning import plan_of
 from planner.figures.steptime import scalar
-from planner.figures.timeline import timeline
 from planner.studies.dial import AXES, MICRO, command_words, exact_options
-from planner.views.library import checked
-from planner.views.page import Fact
-from planner.views.pages import LONG, facts_of
+from planner.views.page import Fact, inline
+from planner.views.pages import LONG, facts_of, step_svg
 from planner.views.render import headline
 from planner.views.scene.difference import PARTS
 from planner.views.scene.memory import memory_of
-from planner.views.scene.time import axis_of, chosen
 from planner.views.scene.why import why_of
 from planner.views.shown import SAID
-from planner.views.svg import lanes, map, time
+from planner.views.svg import lanes, map
 
 
 class Face(msgspec.Struct, frozen=True):
@@ -54,17 +49,16 @@ class Face(msgspec.Struct, frozen=True):
     time: str
 
 
-def answered(given: Mapping[str, Any]) -> Answer:
-    """The answer to options as a person types them (PlannerError)."""
-    return strategies.answer(options.question(checked(given)))
+def shown_of(found: Answer) -> Estimate:
+    """The layout of an answer that is shown: the recommended one, or its first."""
+    return found.best or found.estimates[0]
 
 
 def face_of(found: Answer, given: Mapping[str, Any], before: Estimate | None = None) -> Face:
-    """The recommended layout of an answer to `given`, or its first; `before` is the one shown until now."""
-    one = found.best or found.estimates[0]
-    exact = exact_options(given, one)
-    layout, plan = one.case.layout, plan_of(one)
-    step = timeline(one.case, found.question.calibration)
+    """The layout that an answer to `given` shows; `before` is the one shown until now."""
+    one = shown_of(found)
+    exact, layout = exact_options(given, one), one.case.layout
+    step = step_svg(one.case, found.question.calibration)
     return Face(
         headline=headline(found.question).partition("\n")[0],
         given=exact,
@@ -79,9 +73,9 @@ def face_of(found: Answer, given: Mapping[str, Any], before: Estimate | None = N
         change="" if before is None else change_text(before, one),
         reasons=why_of(found).reasons,
         notes=found.question.notes,
-        memory=_svg(lanes.memory_svg(memory_of(one), None if before is None else memory_of(before))),
-        map=_svg(map.svg_of(plan)),
-        time="" if step is None else _svg(time.svg_of(*chosen(axis_of(one.case, step), None))),
+        memory=inline(lanes.memory_svg(memory_of(one), None if before is None else memory_of(before))),
+        map=inline(map.svg_of(plan_of(one))),
+        time="" if step is None else inline(step),
     )
 
 
@@ -117,7 +111,3 @@ def change_text(before: Estimate, after: Estimate) -> str:
         if word in old and round(old[word] * 100) != round(new[word] * 100)
     ]
     return f"{', '.join(moved)}: {'; '.join(said)}."
-
-
-def _svg(picture: bytes) -> str:
-    return picture.decode().partition("?>")[2].strip()

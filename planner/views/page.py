@@ -100,7 +100,7 @@ def _section(one: Section) -> str:
     facts = "".join(map(_fact, one.facts))
     inner = [
         f"<dl>{facts}</dl>" if facts else "",
-        *(picture.decode().partition("?>")[2].strip() for picture in one.pictures),
+        *map(inline, one.pictures),
         _html(one.elements),
         f"<pre>{_text(one.source)}</pre>" if one.source else "",
     ]
@@ -108,6 +108,11 @@ def _section(one: Section) -> str:
     if one.folded:
         return f"<details><summary>{_text(one.title)}</summary>\n{body}\n</details>"
     return f"<section><h2>{_text(one.title)}</h2>\n{body}\n</section>"
+
+
+def inline(picture: bytes) -> str:
+    """A picture's file as an element of a page."""
+    return picture.decode().partition("?>")[2].strip()
 
 
 def _fact(one: Fact) -> str:

@@ -207,11 +207,14 @@ def _layout(one: Estimate, plan: Plan, known: Calibration, at: str, keys: Sequen
 
 def _step(case: Case, known: Calibration) -> list[Section]:
     """One step on an axis of time; nothing where no time is predicted."""
+    picture = step_svg(case, known)
+    return [] if picture is None else [Section("A step", pictures=(picture,), spare=True)]
+
+
+def step_svg(case: Case, known: Calibration) -> bytes | None:
+    """One step on an axis of time as a picture; None where no time is predicted."""
     found = timeline(case, known)
-    if found is None:
-        return []
-    axis, left_out = chosen(axis_of(case, found), None)
-    return [Section("A step", pictures=(time.svg_of(axis, left_out),), spare=True)]
+    return None if found is None else time.svg_of(*chosen(axis_of(case, found), None))
 
 
 def _beside(sides: Sides) -> list[Section]:

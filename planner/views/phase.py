@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from planner.basics.display import Element, Table, as_text
 from planner.basics.formula import FormulaCall
 from planner.basics.quantities import format_bytes
-from planner.spec.options import OPTIONS
+from planner.spec.options import words_of
 
 if TYPE_CHECKING:
     from planner.decide.levers import Lever
@@ -97,14 +97,7 @@ def _levers(found: PhaseExplanation) -> Element:
 
 def typed(lever: Lever) -> str:
     """A lever's options as a command line takes them."""
-    return " ".join(_typed(name, value) for name, value in lever.options.items())
-
-
-def _typed(name: str, value: str) -> str:
-    option = OPTIONS[name]
-    if option.kind == "switch":
-        return option.flag if value == "true" else f"--no-{option.flag[2:]}"
-    return f"{option.flag} {value}"
+    return " ".join(word for name, value in lever.options.items() for word in words_of(name, value))
 
 
 def _remarks(lever: Lever) -> str:

@@ -1,7 +1,7 @@
 """A tour of six stops that teaches how training is split: each is a layout of the same question, with what it does in a
 sentence; what it changes is said by the figures (face.py).
 
-Not here: where it is shown (web/, docs/learning.md).
+Not here: where it is shown (web/).
 """
 
 from __future__ import annotations

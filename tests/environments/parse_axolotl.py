@@ -9,9 +9,7 @@ Not here: what the files should say (test_parsed.py).
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import torch
 import yaml
 from axolotl.utils.config import normalize_config, prepare_plugins, validate_config
 from axolotl.utils.dict import DictDefault
+from parsing import parse_all
 
 RECIPE = "axolotl.yaml"
 NOT_IN_A_FILE = {"datasets": [{"path": "planned", "type": "alpaca"}]}
@@ -46,17 +45,6 @@ def parsed(folder: Path) -> dict[str, Any]:
     return answer
 
 
-def main(root: Path) -> None:
-    """Every folder; what is refused has the reason in the place of its table."""
-    answers = {}
-    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-        try:
-            answers[folder.name] = parsed(folder)
-        except Exception as error:  # whatever it raises is the answer
-            answers[folder.name] = {"refused": f"{type(error).__name__}: {error}"}
-    (root / "parsed.json").write_text(json.dumps(answers, default=str))
-
-
 if __name__ == "__main__":
     os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
-    main(Path(sys.argv[1]).absolute())
+    parse_all(parsed)

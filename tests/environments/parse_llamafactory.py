@@ -10,9 +10,7 @@ Not here: what the files should say (test_parsed.py).
 from __future__ import annotations
 
 import enum
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin, ParallelismConfig
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from llamafactory.model.model_utils.attention import configure_attn_implementation
 from llamafactory.model.model_utils.quantization import configure_quantization
+from parsing import parse_all
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoConfig, TrainingArguments
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig, unset_hf_deepspeed_config
@@ -104,22 +103,17 @@ def parsed(folder: Path) -> dict[str, Any]:
     return found
 
 
-def main(root: Path) -> None:
-    """Every folder; what is refused has the reason in the place of its table."""
-    parser.is_torch_bf16_gpu_available = lambda: True  # as on the GPUs of the plans
-    TrainingArguments.world_size = property(lambda self: int(os.environ["PLANNED_PROCESSES"]))
-    before, answers = dict(os.environ), {}
-    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-        os.environ.clear()
-        os.environ.update(before)
-        AcceleratorState._reset_state(True)
-        unset_hf_deepspeed_config()
-        try:
-            answers[folder.name] = parsed(folder)
-        except Exception as error:  # whatever it raises is the answer
-            answers[folder.name] = {"refused": f"{type(error).__name__}: {error}"}
-    (root / "parsed.json").write_text(json.dumps(answers, default=str))
+def afresh(folder: Path) -> dict[str, Any]:
+    """As a process of its own would parse it."""
+    os.environ.clear()
+    os.environ.update(BEFORE)
+    AcceleratorState._reset_state(True)
+    unset_hf_deepspeed_config()
+    return parsed(folder)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute())
+    parser.is_torch_bf16_gpu_available = lambda: True  # as on the GPUs of the plans
+    TrainingArguments.world_size = property(lambda self: int(os.environ["PLANNED_PROCESSES"]))
+    BEFORE = dict(os.environ)
+    parse_all(afresh)

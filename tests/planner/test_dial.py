@@ -17,7 +17,8 @@ from planner.decide.answers import Estimate
 from planner.decide.estimate_json import estimate_dict
 from planner.spec import Layout
 from planner.studies.dial import AXES, MICRO, TURNED, exact_options, turned
-from planner.views.face import answered, change_text
+from planner.views.face import change_text
+from planner.views.library import estimate
 
 STARTS: tuple[dict[str, Any], ...] = (
     {"model": "70b", "gpus": 64, "runtime": "megatron-core", "tp": 4, "pp": 4, "dp_shard": 4, "zero_stage": 1,
@@ -41,12 +42,12 @@ def walked(seed: int, turns: int) -> list[tuple[Estimate, Estimate, dict[str, An
     """Legal turns drawn by a seed, from a start on: the estimates before and after each, and the options after it."""
     draw = Random(seed)
     given = dict(draw.choice(STARTS))
-    now, found = answered(given).estimates[0], []
+    now, found = estimate(**given).estimates[0], []
     for _ in range(turns):
         try:
             layout = turned(now.case.layout, draw.choice(TURNED), up=draw.random() < 0.5)
             asked = exact_options({**given, **sizes(layout)}, now) | sizes(layout)
-            after = answered(asked).estimates[0]
+            after = estimate(**asked).estimates[0]
         except PlannerError as error:
             assert "\n" not in error.sentence
             continue
@@ -70,13 +71,13 @@ def test_turns_keep_gpus_and_batch_and_say_what_two_estimates_differ_by(seed: in
             for name in (*AXES, MICRO, "grad_accum")
             if getattr(one, name) != getattr(other, name)
         )
-        again = answered(asked).estimates[0]
+        again = estimate(**asked).estimates[0]
         assert msgspec.json.encode(estimate_dict(again)) == msgspec.json.encode(estimate_dict(after))
 
 
 @pytest.mark.parametrize("name", ["tp", "pp", "cp"])
 def test_a_turn_and_its_way_back_are_the_layout_before(name: str) -> None:
-    layout = answered(STARTS[0]).estimates[0].case.layout
+    layout = estimate(**STARTS[0]).estimates[0].case.layout
 
     there = turned(layout, name, up=True)
 
@@ -86,7 +87,7 @@ def test_a_turn_and_its_way_back_are_the_layout_before(name: str) -> None:
 
 
 def test_a_batch_that_is_let_go_changes_with_the_ranks() -> None:
-    layout = answered(STARTS[0]).estimates[0].case.layout
+    layout = estimate(**STARTS[0]).estimates[0].case.layout
 
     assert turned(layout, "tp", up=True, held=False).global_batch_size == layout.global_batch_size // 2
     assert turned(layout, MICRO, up=True, held=False).global_batch_size == layout.global_batch_size * 2
@@ -102,7 +103,7 @@ def test_a_batch_that_is_let_go_changes_with_the_ranks() -> None:
     ],
 )
 def test_a_turn_without_a_factor_is_refused(given: dict[str, Any], name: str, up: bool, rule: str) -> None:
-    layout = answered(given).estimates[0].case.layout
+    layout = estimate(**given).estimates[0].case.layout
 
     with pytest.raises(PlannerError, match=rule):
         turned(layout, name, up=up)

@@ -193,6 +193,17 @@ def test_a_browser_turns_the_dial_and_an_address_shows_the_same_again(address: s
 
 
 @pytest.mark.long
+def test_a_search_is_stopped_and_the_dial_still_turns(address: str, tmp_path: Path) -> None:
+    stop = "document.getElementById('best').click(); document.getElementById('stop').click()"
+    turn = "document.getElementById('down-tp').click()"
+
+    found = browsed(address, tmp_path, FIGURE, stop, FIGURE, turn, FIGURE)
+
+    assert found["found"] == ["35.24 GiB", None, "35.24 GiB", None, "54.88 GiB"]
+    assert found["console"] == []
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("nasty", NASTY)
 def test_an_address_runs_nothing(nasty: str, address: str, tmp_path: Path) -> None:
     from urllib.parse import urlencode

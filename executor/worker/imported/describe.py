@@ -179,9 +179,9 @@ def describe(
             attention=first.products[unit].attention,
             products=first.products[unit].others,
             scores=first.products[unit].scores,
-            buffers=_buffers_of(whole, path, places)[unit],
+            buffers=buffers,
         )
-        for unit in programs
+        for unit, buffers in _buffers_of(whole, path, places).items()
     }
     towers, blind = None, ""
     if weights[TOWER]:

@@ -17,8 +17,6 @@ from planner.inventory.mlp import balance_bytes
 from planner.inventory.standins import LIGER_TYPES
 from planner.spec import ModelSpec
 
-NAME = "Axolotl"
-
 LIGER_PLUGIN = (
     "deepseek_v2", "exaone4", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text",
     "gemma4_unified", "gemma4_unified_text", "glm4", "glm4v", "glm4v_moe", "gpt_oss", "granite", "granitemoe",

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from planner.ask.fromfile import axolotl_model, targets
+from planner.ask.fromfile import axolotl, axolotl_model, targets
 from planner.ask.fromfile.functions import FUSED_ADAPTERS, of_functions
 from planner.ask.fromfile.sheet import Ignored, Memory, OptionLine
 from planner.inventory import default_lora, lora_targets, savable_modules
@@ -58,7 +58,7 @@ def meant(lines: list[OptionLine], ignored: tuple[Ignored, ...], model: ModelSpe
         lines = [_at_length(line, model, model.described) if line.option == "seq_len" else line for line in lines]
     lines = [_targets(line, model, kind) if line.option == "lora_targets" else line for line in lines]
     lines = _saved(lines, model)
-    if kind == axolotl_model.NAME:
+    if kind == axolotl.NAME:
         lines, ignored = axolotl_model.of_model(lines, ignored, model)
     on = [one.key for one in ignored if one.key in FUSED_ADAPTERS and one.memory == "less"]
     adapted = adapted_modules(lines, model)

@@ -16,6 +16,8 @@ from planner.spec.engines import ENGINES as FACTS
 NAME = "DeepSpeed"
 FILE = "deepspeed.json"
 ENGINES = ("deepspeed", "deepspeed-autotp", "deepspeed-ulysses")
+WEIGHTS_SHARDED = 3
+"""The ZeRO stage that shards weights too."""
 PURE = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states")
 
 _BF16 = dict.fromkeys(PURE, False)

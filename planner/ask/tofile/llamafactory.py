@@ -10,6 +10,7 @@ from typing import Any
 
 from planner.ask.fromfile import llamafactory
 from planner.ask.tofile import accelerate, trainer
+from planner.ask.tofile.deepspeed import WEIGHTS_SHARDED
 from planner.ask.tofile.fields import Values
 from planner.ask.tofile.table import (
     Entries,
@@ -29,8 +30,6 @@ NAME = "LLaMA-Factory"
 FILE = "llamafactory.yaml"
 ENGINES = ("single", "ddp", "fsdp2", "deepspeed", "deepspeed-autotp")
 """Those that 0.9.5 trains in: no model is loaded in a tensor plan, and Accelerate 1.11, its pin, has no Ulysses."""
-WEIGHTS_SHARDED = 3
-"""The ZeRO stage that shards weights too."""
 PRECISION: dict[str, Entries] = {
     "bf16": {"bf16": True},
     "fp16": {"fp16": True},
