@@ -80,7 +80,7 @@ def gptq_element_bytes(out_features: Number) -> Number:
     return CODE_BYTES + (BYTES["fp16"] + CODE_BYTES) / GPTQ_GROUP + BYTES["fp32"] / out_features
 
 
-def is_layer_linear(weight: Weight, kernels: Kernels, *, stacks: bool) -> bool:
+def is_layer_linear(weight: Weight, kernels: Kernels, *, stacks: bool = False) -> bool:
     """Whether bitsandbytes and torchao convert it: the linear modules of layers; norms and embedding stay, and the
     head unless the kernels have it packed. Experts that run one after the other are linear modules, with their router,
     but gpt-oss's, whose matrices are held as (in, out); in one parameter they are converted where `stacks` are."""
